@@ -134,11 +134,11 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     # Nodes.
     "fleet": _renamed("vm fleet"),
     "apply": _renamed("vm apply"),
-    "reapply": _renamed("vm reapply"),
+    "reapply": _renamed("vm apply --replace"),
     "applyy": _renamed("vm apply"),
-    "reapplyy": _renamed("vm reapply"),
+    "reapplyy": _renamed("vm apply --replace"),
     "apply-norm": _renamed("vm apply -norm"),
-    "reapply-norm": _renamed("vm reapply -norm"),
+    "reapply-norm": _renamed("vm apply --replace -norm"),
     "delete": _renamed(
         "vm delete", "for a job: `tpu cancel JOB`, then `tpu archive purge JOB` for its files"
     ),
@@ -156,9 +156,9 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "test": _renamed("vm shell"),
     "lian": _renamed("vm ssh"),
     # Registry.
-    "-ta": _renamed("config alias set --tpu"),
-    "-ata": _renamed("config alias set --tpu"),
-    "add-tpu-alias": _renamed("config alias set --tpu"),
+    "-ta": _renamed("config alias set"),
+    "-ata": _renamed("config alias set"),
+    "add-tpu-alias": _renamed("config alias set"),
     "-lta": _renamed("config alias"),
     "-sta": _renamed("config alias"),
     "register": _ADOPT,
@@ -265,6 +265,10 @@ DROPPED_WORDS = {
     },
     "-Ml": dict.fromkeys(("us", "cn"), "times are shown in the time zone of `tpu config`"),
 }
-REPLACED_WORDS = {"dequeue": {"*": "--all"}, "dq": {"*": "--all"}}
+REPLACED_WORDS = {
+    "dequeue": {"*": "--all"},
+    "dq": {"*": "--all"},
+    "find": {"-n": "on-demand", "-p": "spot"},
+}
 # `tpu queue v4-32 …` submitted a job.
 QUEUED_TYPE = re.compile(r"(.*\b)?v(\d\w*|\*)[\w+*-]*")

@@ -111,12 +111,12 @@ def create(
     for variable in (*env, *_env_file(env_file)):
         options += ["--env", variable]
     if grace is not None:
-        options += ["--grace", f"{grace}s"]
+        options += ["--set", f"grace={grace}s"]
     if zone:
         options += ["--zone", zone]
     chosen = {"--spot": spot, "--on-demand": on_demand, "--reserved": bool(reservation)}
     options += [flag for flag, given in chosen.items() if given]
-    options += ["--pod", f"image={image}"] if image else []
+    options += ["--set", f"pod.image={image}"] if image else []
     options += ["--dry-run"] * dry_run + ["--json"] * as_json
     args = [*options, tpu_type, "--", command]
     with submit.run.make_context("run", args, parent=context) as inner:

@@ -18,5 +18,7 @@ def test_former_names_and_spellings_of_apply_and_reapply(clouds):
     assert (row["capacity"], row["accelerator"]) == ("on-demand", "v5p-16")
     [row] = cloud.tpu.json("reapplyy", name, "--yes")["nodes"]
     assert (row["capacity"], row["accelerator"]) == ("on-demand", "v5p-16"), "as it was"
+    [row] = cloud.tpu.json("reapply-norm", name, "--yes", "--type", "v5p-8")["nodes"]
+    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v5p-8")
     [row] = cloud.tpu.json("reapply", name, "--yes", "--spot", "--type", "v5e-8")["nodes"]
     assert (row["capacity"], row["accelerator"]) == ("spot", "v5litepod-8")

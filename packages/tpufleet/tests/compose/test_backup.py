@@ -297,24 +297,7 @@ def test_a_copy_is_not_served_while_the_original_runs(tmp_path):
         assert f"already running in {old.home}\n" in refused.stderr
 
 
-@pytest.mark.parametrize("password", ["", "pass"], ids=["plain", "password"])
-def test_the_next_step_of_a_restore_starts_the_server_on_its_store(tmp_path, password):
-    old, new = settings(tmp_path / "old"), settings(tmp_path / "new")
-    url = url_of("sqlite", old.home)
-    open_store(url).close()
-    file = tmp_path / "b.tar.gz"
-    backup.create(old, url, file, ())
-    target = f"sqlite:///{tmp_path}/its database.db"
-    shown = f"tpu serve --store '{target}'"
-    if password:
-        target = postgres.fresh_url() + "&sslpassword=pass"
-        shown = f"set TPUFLEET_STORE to the URL of --store ({config.redacted_store(target)}), then"
-    tpu = Tpu(TPUFLEET_HOME=str(new.home))
-    printed = tpu.ok("backup", "restore", str(file), "--store", target)
-    assert printed.partition("next: ")[2].startswith(shown) and "=pass" not in printed
-
-
-def test_the_next_step_of_a_restore_into_the_state_folder_has_no_store(tmp_path):
+def test_the_next_step_of_a_restore_starts_the_server(tmp_path):
     old = settings(tmp_path / "old")
     open_store(url_of("sqlite", old.home)).close()
     backup.create(old, url_of("sqlite", old.home), tmp_path / "b.tar.gz", ())

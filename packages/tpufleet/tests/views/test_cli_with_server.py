@@ -271,7 +271,7 @@ CHANGED_COMMANDS = [
 def test_resume_and_rerun_change_the_command_like_run(world, tpu, verb, arguments, expected):
     world.submit(command=["train.py", "lr=1", "--bs=8"], tags=["a"])
     world.end_job("job-1")
-    options = ("--type", "v4-8", "--tag", "b", "--name", "two", "--detach", "--json")
+    options = ("--type", "v4-8", "--tag", "b", "--set", "name=two", "--detach", "--json")
     row = json.loads(tpu.ok(verb, "job-1", *options, *arguments))
     spec = world.store.job(JobId(row["id"])).spec
     assert list(spec.command) == expected
@@ -488,9 +488,9 @@ def test_all_archived_jobs_or_those_of_a_query_are_listed_again(world, tpu):
     assert "no jobs match, except archived" in tpu("jobs", "--state", "failed").stderr
     assert tpu("jobs", "--state", "succeeded").stderr == "no jobs match\n"
     assert tpu.ok("archive", "undo", "--query", "name:job-2") == "listed again: job-2 (job-2)\n"
-    assert tpu.ok("archive", "undo", "--all") == "listed again: job-1 (job-1)\n"
-    assert tpu("archive", "undo", "--all").stderr == "no archived jobs match\n"
-    assert "pass either job names, --query or --all" in tpu("archive", "undo").output
+    assert tpu.ok("archive", "undo", "--query", "is:archived") == "listed again: job-1 (job-1)\n"
+    assert tpu("archive", "undo", "--query", "is:archived").stderr == "no archived jobs match\n"
+    assert "pass one of JOB, --query" in tpu("archive", "undo").output
 
 
 def test_purge_lists_files_and_checkpoints_apart_and_asks(world, tpu):

@@ -28,9 +28,10 @@ EVERY_OPTION = [
     "--workdir", ".", "--checkpoint", "gs://bucket/x", "--setup", "pip install x",
     "--timeout", "12h",
     "--priority", "-3", "--rule", "resume", "--retries", "failure=2", "--retries", "hang=0",
-    "--crash-loop", "5", "--grace", "1m", "--hung-after", "none", "--tag", "a", "--tag", "b",
+    "--set", "crash_loop=5", "--set", "grace=1m", "--set", "hung_after=none",
+    "--tag", "a", "--tag", "b",
     "--note", "with dropout", "--metric", "loss=loss: ([0-9.]+)", "--max-cost", "20",
-    "--max-hours", "8", "--python", "3.12", "--dependency", "jax[tpu]", "--dependency", "optax",
+    "--set", "max_hours=8", "--python", "3.12", "--dependency", "jax[tpu]", "--dependency", "optax",
     "--mount", "data:/data", "--notify", "team", "--notify", "mail:failure",
     "--reuse", "own-finished", "--reuse", "own-failed", "--require-reservation",
 ]  # fmt: skip
@@ -98,8 +99,8 @@ def test_the_help_of_submit_lists_every_field_of_a_job_file(alone):
 
 # Commands that open a shell, run until stopped or write files.
 WITHOUT_JSON = {
-    "top", "ssh", "vm ssh", "vm shell", "cluster local kubectl", "agent", "bridge firestore",
-    "emulator", "tensorboard",
+    "top", "ssh", "dash", "vm ssh", "vm shell", "cluster local kubectl", "agent",
+    "bridge firestore", "emulator", "tensorboard",
     "provisioner", "extract import", "extract export", "extract streams",
     "extract manifest",
     "extract repair", "init",
@@ -237,7 +238,7 @@ def test_a_dry_run_prints_a_job_file_that_can_be_submitted(alone, work):
         (["--server", "nowhere", "jobs"],
          "error: --server: 'nowhere' is not a server URL; use https://host:port"),
         (["logs", "x", "--host", "-1"], "error: invalid value for '--host'"),
-        (["cancel"], "error: pass either job names or --all"),
+        (["cancel"], "error: pass one of JOB, --all"),
         (["pool", "create", "Lab", "v5e-16"], "lab"),
         (["pool", "create", "lab", "v5e-17"], "v5e-16"),
         (["pool", "create", "lab", "v5e-16", "--smallest", "3", "--largest", "2"],
@@ -354,7 +355,7 @@ def test_types_lists_the_zones_of_a_type_with_date_and_source(alone):
     table = alone.ok("types", "--zones", "v5e-16")
     assert "v5e-16" in table and "us-west4-a" in table and "us-central2-b" not in table
     assert "https://cloud.google.com/tpu/docs/regions-zones" in table and "As of 20" in table
-    offers = alone.json("types", "--zone", "us-central2-b")["offers"]
+    offers = alone.json("types", "us-central2-b")["offers"]
     assert {offer["accelerator"].split("-")[0] for offer in offers} == {"v4"}
     assert offers[0]["capacity"] == ["spot", "on-demand", "reserved", "queued"]
 

@@ -78,7 +78,7 @@ def test_many_jobs_are_tagged_by_a_query(world: ServiceHarness, tpu: Tpu):
     assert "pass --yes" in tpu("tag", "--query", "name:train-*", "x").stderr
     assert len(tpu.ok("tag", "--query", "name:train-*", "x", "--yes").splitlines()) == 3
     assert len(tpu.json("jobs", "tag:x")["jobs"]) == 3
-    assert "pass either a JOB or a --query" in tpu("tag", "--query", " ", "y", "--yes").stderr
+    assert "pass one of JOB, --query" in tpu("tag", "--query", " ", "y", "--yes").stderr
 
 
 def run_with_metrics(world: ServiceHarness, job_id: str, losses: list[float], **spec) -> None:

@@ -69,7 +69,7 @@ def deliveries(tpu):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["add", "x"], "pass one of --webhook URL, --slack URL and --email ADDRESS"),
+        (["add", "x"], "pass one of --webhook, --slack, --email"),
         (["add", "X!", "--slack", "https://example.org/"], "channel 'X!'"),
         (["add", "x", "--slack", "https://10.0.0.1/"], "not on the public internet (10.0.0.1)"),
         (["add", "x", "--slack", "https://169.254.169.254/"], "not on the public internet"),

@@ -82,8 +82,8 @@ def test_run_uses_aliases_and_directories(tpu: Tpu, world: ServiceHarness, tmp_p
     other.mkdir()
     (other / "main.py").write_text("print(1)\n")
     tpu.ok("config", "dir", "set", str(other), "7")
-    assert "no TPU type" in tpu("config", "alias", "set", "big", "v5e-17", "--tpu").stderr
-    assert tpu("config", "alias", "set", "big", "v5e-16", "--tpu").stderr == ""
+    assert "no TPU type" in tpu("config", "alias", "set", "big", "v5e-17").stderr
+    assert tpu("config", "alias", "set", "big", "v5e-16").stderr == ""
     tpu.ok("run", "big", "-d", "--dir", "7", "--name", "x", "--config", "lr=0.1=a", "--config",
            "config.seed=3", "--", "python", "main.py")  # fmt: skip
     job = tpu.json("show", "x")["job"]
@@ -188,7 +188,7 @@ def test_views(tpu: Tpu, world: ServiceHarness):
     world.submit("job-1", tags=["a"])
     world.submit("job-2")
     tpu.ok("config", "view", "save", "mine", "tag:a")
-    assert [row["id"] for row in tpu.json("jobs", "--view", "mine")["jobs"]] == ["job-1"]
+    assert [row["id"] for row in tpu.json("jobs", "view:mine")["jobs"]] == ["job-1"]
     assert tpu("config", "view", "save", "wrong", "colour:red").exit_code != 0
     assert "saved: mine" in tpu("jobs", "--view", "other").stderr
 

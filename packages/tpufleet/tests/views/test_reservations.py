@@ -122,11 +122,11 @@ def test_the_inventory_has_slices_room_and_notes(world: ServiceHarness, tpu: Tpu
     tpu.ok("inventory", "set", "s-2", "--alias", "other")
     assert "is that of s-1" in tpu("inventory", "set", "s-2", "--alias", "small").stderr
     assert "no slice, pool or alias" in tpu("inventory", "set", "s-9", "--note", "x").stderr
-    ids = lambda *args: [row["id"] for row in tpu.json("inventory", "find", *args)["rows"]]
-    assert ids("v4", "--free") == ["s-2"] and ids("v5e", "--free") == ["lab"]
-    assert ids("-n") == ["s-2"] and ids("v5+") == ["s-1", "lab"]
+    ids = lambda *args: [row["id"] for row in tpu.json("inventory", *args)["rows"]]
+    assert ids("v4", "free") == ["s-2"] and ids("v5e", "free") == ["lab"]
+    assert ids("on-demand") == ids("us-central2-b") == ["s-2"] and ids("v5+") == ["s-1", "lab"]
     assert ids("small") == ids("s-1") == ["s-1"] and ids("small", "v4") == ["s-1", "s-2"]
-    assert "unknown" in tpu("inventory", "find", "smal").stderr
+    assert "unknown" in tpu("inventory", "smal").stderr
 
 
 def test_an_alias_does_not_hide_a_slice_or_a_pool(world: ServiceHarness, tpu: Tpu, lab):

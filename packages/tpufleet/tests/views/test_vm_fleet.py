@@ -65,11 +65,11 @@ def test_create_makes_all_workers_and_status_lists_them(cloud):
         "tpu-us-central1-a-0", "tpu-us-central1-a-1", "tpu-europe-west4-a-0",
         "tpu-europe-west4-a-1",
     }  # fmt: skip
-    rows = cloud.tpu.json("fleet", "status", "--zones", ZONES)["nodes"]
+    rows = cloud.tpu.json("fleet", "list", "--zones", ZONES)["nodes"]
     assert {(row["state"], row["accelerator"], row["capacity"]) for row in rows} == {
         ("READY", "v3-8", "spot")
     }
-    table = cloud.tpu.ok("fleet", "status").splitlines()
+    table = cloud.tpu.ok("fleet", "list").splitlines()
     assert table[0].split() == ["NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE",
                                 "AUTOSTOP"]  # fmt: skip
 
@@ -101,18 +101,19 @@ def test_delete_requires_confirmation_and_deletes_only_its_workers(cloud):
     assert [row["name"] for row in listed] == ["tpu-us-central1-a-7"]
 
 
-def test_recreate_preempted_changes_only_missing_workers(cloud):
+@pytest.mark.parametrize("verb", ["create", "recreate-preempted"])
+def test_create_replaces_only_workers_that_are_gone(cloud, verb):
     cloud.tpu.ok("fleet", "create", *MINE)
     cloud.preempt("tpu-us-central1-a-0")
     cloud.preempt("tpu-us-central1-a-1", "TERMINATED")
     cloud.tpu.ok("delete", "tpu-europe-west4-a-0", "--yes")
     before = {node.id: node.number for node in cloud.emulator.cloud.nodes.values()}
-    dry = cloud.tpu.json("fleet", "recreate-preempted", *MINE, "--dry-run")["nodes"]
+    dry = cloud.tpu.json("fleet", verb, *MINE, "--dry-run")["nodes"]
     assert len(dry) == 3
-    rows = cloud.tpu.json("fleet", "recreate-preempted", *MINE)["nodes"]
+    rows = cloud.tpu.json("fleet", verb, *MINE)["nodes"]
     assert {row["name"]: row["result"] for row in rows} == {
-        "tpu-us-central1-a-0": "recreated", "tpu-us-central1-a-1": "recreated",
-        "tpu-europe-west4-a-0": "recreated", "tpu-europe-west4-a-1": "unchanged",
+        "tpu-us-central1-a-0": "created", "tpu-us-central1-a-1": "created",
+        "tpu-europe-west4-a-0": "created", "tpu-europe-west4-a-1": "already exists",
     }  # fmt: skip
     assert set(cloud.states().values()) == {"READY"}
     after = {node.id: node.number for node in cloud.emulator.cloud.nodes.values()}
@@ -196,7 +197,7 @@ def test_apply_recreates_a_preempted_node_and_rejects_one_of_another_type(cloud)
     assert again.exit_code == 0 and "already exists" in again.stderr
     for other in (("--type", "v5p-8"), ("--type", "v5e-8", "--norm")):
         refused = cloud.tpu("apply", name, *other)
-        assert refused.exit_code == 1 and "`tpu vm reapply`" in refused.stderr
+        assert refused.exit_code == 1 and "`tpu vm apply --replace`" in refused.stderr
     cloud.preempt(name)
     answer = cloud.tpu("apply", name, "--type", "v5e-8")
     assert answer.exit_code == 0
@@ -226,7 +227,7 @@ def test_apply_rejects_a_stopped_node_and_restart_starts_it(cloud):
     assert row["state"] == "READY"
     cloud.preempt(name)
     gone = cloud.tpu("restart", name)
-    assert gone.exit_code == 1 and "`tpu vm reapply`" in gone.stderr
+    assert gone.exit_code == 1 and "`tpu vm apply --replace`" in gone.stderr
 
 
 @pytest.mark.parametrize("error", ["unavailable", "unreachable"])
@@ -234,10 +235,10 @@ def test_status_lists_reachable_zones_and_names_the_others(clouds, error):
     fault = CallFault(error=error, method="ListNodes", zone="europe-west4-a")
     cloud = clouds(plan=CloudFaultPlan(calls=(fault,)))
     cloud.tpu.ok("fleet", "create", *MINE)
-    answer = cloud.tpu("fleet", "status", "--json")
+    answer = cloud.tpu("fleet", "list", "--json")
     assert {row["zone"] for row in json.loads(answer.stdout)["nodes"]} == {"us-central1-a"}
     assert "europe-west4-a" in answer.stderr
-    alone = cloud.tpu("fleet", "status", "--zones", "europe-west4-a")
+    alone = cloud.tpu("fleet", "list", "--zones", "europe-west4-a")
     assert alone.exit_code == 1 and "europe-west4-a" in alone.stderr
 
 
@@ -259,7 +260,7 @@ def test_listing_without_zones_is_rejected_without_a_call(cloud):
         ("restart", "x" * 64, "--zone", "us-central1-a"),
         ("check-env", "--zone", "us-central1-a", "--", "--flags-file=x"),
         ("lian", "--zone", "us-central1-a", "--", "--flags-file=x"),
-        ("fleet", "status", "--zones", "us-central1-a,,"),
+        ("fleet", "list", "--zones", "us-central1-a,,"),
         ("fleet", "list", "--zones", "$(id)"),
         ("fleet", "create", *MINE, "--max-retries", "0"),
         ("fleet", "create", *MINE, "--retry-delay", "-1"),

@@ -10,7 +10,7 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
-from tpufleet_gke.cli.cluster_environment import file_option, read_environment
+from tpufleet_gke.cli.cluster_environment import read_environment
 from tpufleet_gke.environment.addons import example_jobsets, helm_values, team_manifests
 from tpufleet_gke.environment.addons import install as addons
 from tpufleet_gke.environment.cloud_build import pipelines
@@ -21,8 +21,7 @@ kubeconfig_option = click.option(
 )
 
 
-@click.command()
-@file_option
+@click.command(epilog="\b\nExample:\n  tpu cluster render --folder rendered\n")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path),
@@ -31,9 +30,9 @@ kubeconfig_option = click.option(
     help="Where to write.",
 )
 @json_option
-def render(file: Path, folder: Path, as_json: bool) -> None:
+def render(folder: Path, as_json: bool) -> None:
     """Write manifests of teams and queues, Helm values, and Cloud Build pipelines."""
-    environment = read_environment(file)
+    _, environment = read_environment()
     files = {
         **{f"k8s/{name}": text for name, text in team_manifests.files(environment).items()},
         "helm/values.yaml": helm_values.text(environment),
@@ -49,16 +48,15 @@ def render(file: Path, folder: Path, as_json: bool) -> None:
 
 
 @click.command(epilog="\b\nExample:\n  tpu cluster install --file cluster.yaml\n")
-@file_option
 @kubeconfig_option
 @click.option("--queues-only", is_flag=True, help="Only namespaces, queues and priorities.")
 @json_option
-def install(file: Path, kubeconfig: str | None, queues_only: bool, as_json: bool) -> None:
+def install(kubeconfig: str | None, queues_only: bool, as_json: bool) -> None:
     """Install JobSet, Kueue and cert-manager at the versions of cluster.yaml, then the queues.
 
     Waits until each is available. Can be repeated.
     """
-    environment = read_environment(file)
+    _, environment = read_environment()
     kubectl = _kubectl(kubeconfig)
     step = addons.apply_queues if queues_only else addons.install
     done: list[str] = []
@@ -71,14 +69,13 @@ def install(file: Path, kubeconfig: str | None, queues_only: bool, as_json: bool
     output.print_result({"done": done}, "installed", as_json)
 
 
-@click.command()
-@file_option
+@click.command(epilog="\b\nExample:\n  tpu cluster doctor --kubeconfig lab.conf\n")
 @kubeconfig_option
 @json_option
 @click.pass_context
-def doctor(context: click.Context, file: Path, kubeconfig: str | None, as_json: bool) -> None:
+def doctor(context: click.Context, kubeconfig: str | None, as_json: bool) -> None:
     """Check add-ons and queues of the cluster against cluster.yaml. Exit status 1 if any fails."""
-    environment = read_environment(file)
+    _, environment = read_environment()
     found = addons.checks(environment, _kubectl(kubeconfig))
     if as_json:
         output.print_json({"cluster": names.cluster(environment), "checks": found})
@@ -101,7 +98,6 @@ def doctor(context: click.Context, file: Path, kubeconfig: str | None, as_json: 
     epilog="\b\nExample:\n  tpu cluster example hello-world --type v5e-16 --image IMAGE:TAG\n",
 )
 @click.argument("name", type=click.Choice(["hello-world", "maxtext"]))
-@file_option
 @click.option("--team", help="Team whose queue is used (default: the first).")
 @click.option("--type", "tpu_type", default="v5e-16", show_default=True, help="TPU type.")
 @click.option("--slices", default=1, show_default=True, help="Number of slices.")
@@ -117,14 +113,14 @@ def doctor(context: click.Context, file: Path, kubeconfig: str | None, as_json: 
 @click.option("--suffix", default="", help="Appended to the name of the JobSet.")
 @json_option
 def example(
-    name: str, file: Path, team: str | None, tpu_type: str, slices: int, image: str,
+    name: str, team: str | None, tpu_type: str, slices: int, image: str,
     bucket: str | None, dataset: str | None, tensorboard: str | None, uploader_image: str | None,
     suffix: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Print the JobSet of an example, for `kubectl apply`; the type decides hosts and chips."""
     import yaml
 
-    environment = read_environment(file)
+    _, environment = read_environment()
     owner = team or next(iter(environment.teams))
     if name == "hello-world":
         jobset = example_jobsets.hello_world(

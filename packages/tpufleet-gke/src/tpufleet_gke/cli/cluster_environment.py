@@ -16,6 +16,7 @@ from tpufleet import schema
 from tpufleet.errors import BadInput, install_command
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option, yes_option
+from tpufleet.views.cli.registry import shared_option
 from tpufleet_gke.environment.addons import install
 from tpufleet_gke.environment.config import capacity, checks, parse, starter_file
 from tpufleet_gke.environment.config.sections import Environment
@@ -28,15 +29,6 @@ if TYPE_CHECKING:
     from tpufleet_gke.environment.terraform.runner import StagePlan, StageRunner
 
 REHEARSAL = ".rehearsal"
-file_option = click.option(
-    "--file",
-    "-f",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("cluster.yaml"),
-    show_default=True,
-    help="The environment; files are generated beside it.",
-)
 rehearse_option = click.option(
     "--rehearse",
     is_flag=True,
@@ -50,10 +42,10 @@ rehearse_option = click.option(
 @click.option("--project", required=True, help="Google Cloud project id.")
 @click.option("--zone", "zones", multiple=True, required=True, help="Zone of TPUs. Repeatable.")
 @click.option("--type", "tpu_type", default="v5e-16", show_default=True, help="TPU type.")
-@file_option
 @json_option
-def init(project: str, zones: tuple[str, ...], tpu_type: str, file: Path, as_json: bool) -> None:
+def init(project: str, zones: tuple[str, ...], tpu_type: str, as_json: bool) -> None:
     """Write a commented cluster.yaml, and its JSON schema for editors."""
+    file: Path = shared_option("file")
     if file.exists():
         raise BadInput(f"{file} exists\n  next: edit it, or pass --file with another name")
     for zone in zones:
@@ -69,34 +61,32 @@ def init(project: str, zones: tuple[str, ...], tpu_type: str, file: Path, as_jso
     output.print_status("  next: `tpu cluster plan --rehearse` shows what it creates and costs")
 
 
-@click.command()
-@file_option
+@click.command(epilog="\b\nExample:\n  tpu cluster plan --rehearse\n")
 @rehearse_option
 @json_option
-def plan(file: Path, rehearse: bool, as_json: bool) -> None:
+def plan(rehearse: bool, as_json: bool) -> None:
     """Show what apply would change, with the cost per hour. Changes nothing.
 
     Also shows drift: what was changed outside. The generated Terraform files are written beside
     cluster.yaml, to read and to commit; state never is.
     """
-    environment = read_environment(file)
+    file, environment = read_environment()
     _warn(file, environment)
     with _planner(file, environment, rehearse) as runner:
         planned = [runner.plan(stage) for stage in StageName]
     _show(environment, planned, as_json)
 
 
-@click.command()
-@file_option
+@click.command(epilog="\b\nExample:\n  tpu cluster apply --file lab.yaml\n")
 @rehearse_option
 @yes_option
 @json_option
-def apply(file: Path, rehearse: bool, yes: bool, as_json: bool) -> None:
+def apply(rehearse: bool, yes: bool, as_json: bool) -> None:
     """Create or change the environment, stage by stage, after showing each plan.
 
     After an interruption or an error, give the same command again: it continues.
     """
-    environment = read_environment(file)
+    file, environment = read_environment()
     _warn(file, environment)
     with _runner(file, environment, rehearse) as runner:
         changed = _carry_out(runner, list(StageName), yes, destroy=False)
@@ -108,17 +98,16 @@ def apply(file: Path, rehearse: bool, yes: bool, as_json: bool) -> None:
 
 
 @click.command(epilog="\b\nExample:\n  tpu cluster destroy --rehearse\n")
-@file_option
 @rehearse_option
 @click.option("--bootstrap", is_flag=True, help="Also the service account and state bucket.")
 @yes_option
 @json_option
-def destroy(file: Path, rehearse: bool, bootstrap: bool, yes: bool, as_json: bool) -> None:
+def destroy(rehearse: bool, bootstrap: bool, yes: bool, as_json: bool) -> None:
     """Delete the environment, last stage first, after showing what goes.
 
     Refused while cluster.yaml has deletion_protection; set it to false and apply first.
     """
-    environment = read_environment(file)
+    file, environment = read_environment()
     apply_command = f"`tpu cluster apply{' --rehearse' if rehearse else ''}`"
     if environment.deletion_protection:
         raise BadInput(
@@ -170,7 +159,9 @@ def _carry_out(
     return done
 
 
-def read_environment(file: Path) -> Environment:
+def read_environment() -> tuple[Path, Environment]:
+    """The file that `tpu cluster --file` names, and what it says."""
+    file: Path = shared_option("file")
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -179,7 +170,7 @@ def read_environment(file: Path) -> Environment:
             f"cannot read {file} ({reason})\n"
             "  next: `tpu cluster init --project PROJECT --zone ZONE` writes one"
         ) from error
-    return parse.parse_text(text, str(file))
+    return file, parse.parse_text(text, str(file))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import click
 from tpufleet.model.tpu import topology
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.registry import SharedOptions, shared_option
 from tpufleet_testbed.kubernetes import binaries, cluster, emulated_gke, leader_worker_sets
 from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet_testbed.kubernetes.image import builder, sbom
@@ -22,19 +23,19 @@ from tpufleet_testbed.kubernetes.node.node_config import NodeShape
 
 MEBIBYTE = 2**20
 
-folder_option = click.option(
+
+@click.group(
+    "local",
+    cls=SharedOptions,
+    epilog="\b\nExamples:\n  tpu cluster local up\n  tpu cluster local status\n"
+    "  tpu cluster local kubectl get pods -A\n  tpu cluster local down\n",
+)
+@click.option(
     "--folder",
     type=click.Path(path_type=Path),
     help="Folder of the cluster (default: cluster in the state folder).",
 )
-
-
-@click.group(
-    "local",
-    epilog="\b\nExamples:\n  tpu cluster local up\n  tpu cluster local status\n"
-    "  tpu cluster local kubectl get pods -A\n  tpu cluster local down\n",
-)
-def local_group() -> None:
+def local_group(folder: Path | None) -> None:
     """Run Kubernetes on this machine, with JobSet, Kueue and simulated TPU nodes.
 
     etcd, API server, scheduler, controllers, JobSet, Kueue and KWOK run as plain processes on
@@ -59,7 +60,6 @@ def build(as_json: bool) -> None:
     "  tpu cluster local up --gke --gke-plan gke.yaml\n"
     "  sudo tpu cluster local up --node\n",
 )
-@folder_option
 @click.option("--node", is_flag=True, help="Add a real node that runs pods.")
 @click.option(
     "--accelerator",
@@ -77,7 +77,7 @@ def build(as_json: bool) -> None:
 )
 @json_option
 def up(
-    folder: Path | None, node: bool, accelerator: str, lws: bool, gke: bool, gke_plan: Path | None,
+    node: bool, accelerator: str, lws: bool, gke: bool, gke_plan: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Start the cluster and print the path of its kubeconfig.
@@ -95,7 +95,7 @@ def up(
         emulated_gke.load_plan(gke_plan)
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: leave no half-started cluster
         signal.signal(number, lambda received, _: sys.exit(128 + received))
-    plane = cluster.up(_folder(folder), output.print_status)
+    plane = cluster.up(_folder(), output.print_status)
     if lws:
         leader_worker_sets.install(plane, output.print_status)
     if gke or gke_plan:
@@ -124,12 +124,11 @@ def _add_node(plane: KubernetesControlPlane, shape: NodeShape) -> None:
     epilog='\b\nExamples:\n  eval "$(tpu cluster local env)" && tpu serve\n'
     '  eval "$(tpu cluster local env)" && tpu provisioner\n',
 )
-@folder_option
 @json_option
-def env(folder: Path | None, as_json: bool) -> None:
+def env(as_json: bool) -> None:
     """Print variables for a shell. With them, a server runs jobs on the real node (`up --node`),
     and a provisioner uses the emulated GKE (`up --gke`)."""
-    plane = cluster.find(_folder(folder))
+    plane = cluster.find(_folder())
     variables: dict[str, str] = {}
     with_gke = emulated_gke.is_running(plane.layout)
     node = real_node.find(plane.layout) if with_gke else real_node.get(plane.layout)
@@ -152,12 +151,11 @@ def env(folder: Path | None, as_json: bool) -> None:
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     epilog="\b\nExamples:\n  tpu cluster local kubectl get jobsets,pods -A\n",
 )
-@folder_option
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def kubectl(context: click.Context, folder: Path | None, args: tuple[str, ...]) -> None:
+def kubectl(context: click.Context, args: tuple[str, ...]) -> None:
     """Run the cluster's kubectl with the given arguments."""
-    plane = cluster.find(_folder(folder))
+    plane = cluster.find(_folder())
     command = [str(plane.build.harness), "kubectl", f"--kubeconfig={plane.kubeconfig}", *args]
     context.exit(subprocess.run(command, check=False).returncode)
 
@@ -201,21 +199,19 @@ def image(target: Path, variant: str, bill: Path | None, as_json: bool) -> None:
 
 
 @local_group.command("down", epilog="\b\nExample:\n  tpu cluster local down\n")
-@folder_option
 @json_option
-def down(folder: Path | None, as_json: bool) -> None:
+def down(as_json: bool) -> None:
     """Stop the cluster and delete everything of it."""
-    stopped = cluster.down(_folder(folder))
-    message = "stopped" if stopped else f"no cluster is running in {_folder(folder)}"
+    stopped = cluster.down(_folder())
+    message = "stopped" if stopped else f"no cluster is running in {_folder()}"
     output.print_result({"stopped": stopped}, message, as_json)
 
 
 @local_group.command("status", epilog="\b\nExample:\n  tpu cluster local status\n")
-@folder_option
 @json_option
-def status(folder: Path | None, as_json: bool) -> None:
+def status(as_json: bool) -> None:
     """List the processes of the cluster."""
-    parts = cluster.status(_folder(folder))
+    parts = cluster.status(_folder())
     if as_json:
         output.print_json(parts)
         return
@@ -232,5 +228,6 @@ def status(folder: Path | None, as_json: bool) -> None:
     )  # fmt: skip
 
 
-def _folder(option: Path | None) -> Path:
+def _folder() -> Path:
+    option: Path | None = shared_option("folder")
     return option or connection.settings().home / "cluster"

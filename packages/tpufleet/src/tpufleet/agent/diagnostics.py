@@ -80,7 +80,7 @@ def _check_devices(host: InspectedHost) -> CheckResult:
         "devices",
         f"{present} of {host.chips} chips are present",
         "JAX cannot initialize every chip; jobs fail at start",
-        "replace the node with `tpu vm reapply`, or let the fleet release the slice",
+        "replace the node with `tpu vm apply --replace`, or let the fleet release the slice",
     )
 
 

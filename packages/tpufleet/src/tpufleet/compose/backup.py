@@ -94,7 +94,7 @@ def create(
     if database and not Path(database).exists():
         raise BadInput(
             f"no database at {database}: no server has run in this state folder\n"
-            "  next: set TPUFLEET_HOME or --store to those of the server"
+            "  next: set TPUFLEET_HOME or TPUFLEET_STORE to those of the server"
         )
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -177,8 +177,6 @@ def test_commands_and_diagnostics_reach_every_host_during_a_job(fleets):
     space = {"disk", "tmp"}
     rows = [row for row in table[3:] if not space & set(row)]
     assert len(rows) == len(checks) - 2, "checks that pass on all hosts are shown once"
-    every = fleet.tpu.ok("doctor", node, "--all").splitlines()
-    assert len(every) == 3 + 4 * len(checks)
     result = fleet.tpu("doctor", "no-such-slice")
     assert result.exit_code == 1 and "tpu inventory slices" in result.stderr
     shown = fleet.tpu.ok("ssh", node, "--host", "2", "--dry-run", "--", "echo", "a b")

@@ -289,7 +289,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             "Stop the job when its slices have been billed for this many hours, over all "
             "attempts. Unlike `timeout`, booting and setup count.",
             example="12",
-            metavar="HOURS",
+            style="set",
         ),
     ] = None
     priority: Annotated[
@@ -326,13 +326,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         about(
             "Fail after this many consecutive failed attempts without a newer checkpoint.",
             example="5",
+            style="set",
         ),
     ] = 3
     grace: Annotated[
         timedelta,
         # A job that ignores SIGTERM would be paid for, and hold its slices, for so long.
         durations.within(0, timedelta(hours=1)),
-        about("Time between SIGTERM and SIGKILL, at most 1h.", example="2m"),
+        about("Time between SIGTERM and SIGKILL, at most 1h.", example="2m", style="set"),
     ] = timedelta(seconds=30)
     hung_after: Annotated[
         timedelta | None,
@@ -341,6 +342,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             "Restart an attempt that stops reporting progress for this long. Applies once it has "
             "reported progress; `none` disables it.",
             example="1h",
+            style="set",
         ),
     ] = timedelta(minutes=30)
     pod: Annotated[
@@ -349,6 +351,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             "Settings of the pods on GKE: image, cpu, memory, service_account, volumes, labels, "
             "tolerations. Other providers ignore them.",
             example="{cpu: 8, service_account: trainer}",
+            style="set",
             default="as the server is configured",
         ),
     ] = PodSettings()

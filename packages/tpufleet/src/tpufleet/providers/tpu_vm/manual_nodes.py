@@ -92,7 +92,7 @@ class ManualNodes:
         if node_info.state in GONE_STATES:
             raise BadRequest(
                 f"{name} is {fleets.display_state(node_info.state)}; "
-                "run `tpu vm reapply` to create it"
+                "run `tpu vm apply --replace` to create it"
             )
         if _has_several_hosts(node_info):
             return self._recreate(node_info)
@@ -103,7 +103,7 @@ class ManualNodes:
         if node_info.state != "STOPPED":
             raise NoCapacity(
                 f"{name} was {fleets.display_state(node_info.state)} while stopping; "
-                "run `tpu vm reapply`"
+                "run `tpu vm apply --replace`"
             )
         self._api.start_node(self._path(zone, name))
         return self._await_ready(zone, name)
@@ -173,15 +173,6 @@ class ManualNodes:
                 pool.shutdown(cancel_futures=True)
             self._cancelled.clear()
 
-    def recreate_if_gone(
-        self, member: FleetMember, request: NodeRequest, tries: int, delay: float
-    ) -> CreatedNode | None:
-        """Recreate it if it was preempted or is missing; None if it exists."""
-        node_info = self.get(member.zone, member.name)
-        if node_info.state not in GONE_STATES:
-            return None
-        return self.create(member.zone, member.name, request, tries, delay)
-
     def list_nodes(self, zones: Sequence[str]) -> list[NodeInfo]:
         """A zone that fails is reported and left out; if all fail, the last error is raised."""
         with ThreadPoolExecutor(max(len(zones), 1)) as pool:
@@ -243,7 +234,7 @@ class ManualNodes:
             return node_info
         state = fleets.display_state(node_info.state)
         if node_info.state in STUCK_STATES:
-            raise BadRequest(f"{name} is {state}; run `tpu vm restart` or `tpu vm reapply`")
+            raise BadRequest(f"{name} is {state}; run `tpu vm restart` or `tpu vm apply --replace`")
         operation = self._api.get_operation(operation_name) if operation_name else None
         if operation is not None and operation.HasField("error"):
             raise _refused(operation, name)
@@ -287,7 +278,7 @@ def _check_same(node: NodeInfo, request: NodeRequest) -> None:
     if node.accelerator != wanted or (node.capacity == "spot") != request.spot:
         raise BadRequest(
             f"{node.name} already exists as {topology.short_name(node.accelerator)} "
-            f"({node.capacity}); run `tpu vm reapply` to recreate it"
+            f"({node.capacity}); run `tpu vm apply --replace` to recreate it"
         )
 
 

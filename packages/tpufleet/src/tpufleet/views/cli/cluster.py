@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from tpufleet.views.cli.entry_points import registered
-from tpufleet.views.cli.registry import LazyGroup
+from pathlib import Path
 
-cluster = LazyGroup(
+import click
+
+from tpufleet.views.cli.entry_points import registered
+from tpufleet.views.cli.registry import LazyGroup, SharedOptions
+
+
+class _ClusterGroup(SharedOptions, LazyGroup):
+    pass
+
+
+cluster = _ClusterGroup(
     name="cluster",
     sections={
         "Commands": {k: v for table in registered("tpufleet.cluster") for k, v in table.items()}
     },
+    params=[
+        click.Option(
+            ["--file", "-f"],
+            type=click.Path(path_type=Path, dir_okay=False),
+            default=Path("cluster.yaml"),
+            show_default=True,
+            help="The environment on GKE; files are generated beside it.",
+        )
+    ],
     help="Kubernetes clusters for jobs: on GKE, from a cluster.yaml; or on this machine.",
+    epilog="\b\nExamples:\n  tpu cluster plan --rehearse\n  tpu cluster local up\n",
 )

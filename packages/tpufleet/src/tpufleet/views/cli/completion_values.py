@@ -148,7 +148,7 @@ BY_PARAMETER: dict[str, click.ParamType] = {
 _BY_COMMAND: dict[str, click.ParamType] = {
     name: CompletedName(name.rpartition(" ")[2], candidates)
     for candidates, names in {
-        views: ("jobs view", "config view delete name"),
+        views: ("config view delete name",),
         aliases: ("config alias delete name",),
         folders: ("run folder", "config dir get number", "config dir delete number"),
         settings: ("config get key", "config set key", "config reset keys"),

@@ -177,19 +177,10 @@ def _plain_table(titles: Sequence[str], rows: list[list[tuple[str, str]]]) -> No
         click.echo("  ".join(padded).rstrip())
 
 
-class ListingGroup(click.Group):
-    """Lists what there is without a subcommand; `list`, as in other groups, says the same."""
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**{**attributes, "invoke_without_command": True})
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(context, args[1:] if args[:1] == ["list"] else args)
-
-
 class CommandGroup(click.Group):
     """A command that has subcommands beside its own arguments: `tpu reserve lab --for 2h`, and
-    `tpu reserve list`. A first word that names a subcommand runs that."""
+    `tpu reserve list`. A first word that names a subcommand runs that; `list`, as in other groups,
+    may be left out."""
 
     allow_extra_args = False
     allow_interspersed_args = True
@@ -204,6 +195,7 @@ class CommandGroup(click.Group):
         if args and (command := self.commands.get(args[0])) is not None:
             name = f"{info_name} {args[0]}"
             return command.make_context(name, args[1:], parent=parent, **extra)
+        args = args[1:] if args[:1] == ["list"] else args
         return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, context: click.Context) -> Any:
@@ -253,6 +245,12 @@ def confirm(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise HintedUsageError("not a terminal; pass --yes to confirm")
     click.confirm(question, abort=True)
+
+
+def require_one(options: Mapping[str, object]) -> None:
+    """Of these options and arguments, exactly one has to be given."""
+    if sum(bool(value) for value in options.values()) != 1:
+        raise HintedUsageError(f"pass one of {', '.join(options)}")
 
 
 def repeatable(*names: str, **attributes: Any) -> Callable[[Any], Any]:

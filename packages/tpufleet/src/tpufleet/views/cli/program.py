@@ -47,7 +47,7 @@ def _report_usage(error: click.UsageError) -> int:
     message = error.format_message().rstrip(".")
     path = error.ctx.command_path if error.ctx is not None else "tpu"
     if isinstance(error, click.NoSuchOption) and path == "tpu run":
-        message += "; put options of your own command after `--`"
+        message += "; put options of your own command after `--`; other fields: --set FIELD=VALUE"
     hint = "" if isinstance(error, HintedUsageError) else f"; see `{path} --help`"
     return _report(message[:1].lower() + message[1:] + hint, error, INVALID_INPUT)
 

@@ -7,10 +7,11 @@ respond at once, so nothing but click and the standard library is imported here.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -118,7 +119,7 @@ RENAMED: dict[str, str] = {
     "completion": "config completion",
     "dir": "config dir",
     "fault": "doctor fault",
-    "find": "inventory find",
+    "find": "inventory",
     "metrics": "compare",
     "purge": "archive purge",
     "queue remove": "cancel --waiting",
@@ -134,17 +135,21 @@ RENAMED: dict[str, str] = {
     "unarchive": "archive undo",
     "unregister": "adopt undo",
     "view": "config view",
+    "vm fleet recreate-preempted": "vm fleet create",
+    "vm fleet status": "vm fleet list",
+    "vm reapply": "vm apply --replace",
 }
 # `tpu tag JOB TAG…` is `tpu edit JOB --tag TAG…`. `tpu note JOB` alone shows the job.
 EDITS = {"note": "--note", "priority": "--priority", "rename": "--name", "tag": "--tag"}
 # They stop, delete or rebuild something, so a misspelling must never lead to one of them.
 DESTRUCTIVE = {
-    "archive", "cancel", "delete", "mount-disk", "purge", "reapply", "repair", "restart", "restore",
+    "archive", "cancel", "delete", "mount-disk", "purge", "repair", "restart", "restore",
 }  # fmt: skip
 CLUSTER = "tpufleet.views.cli.cluster:cluster"  # a group to which several distributions contribute
 COMMAND_TABLES = "tpufleet.commands"  # entry points: by section, the commands of a distribution
 TRANSLATORS = "tpufleet.argv"  # entry points: functions that change the words of `tpu`
 
+UNPARSED = ("--", "kubectl")  # what follows belongs to another program
 NEARNESS = 0.7  # of a word to a command that it may mean
 TITLE_WIDTH = 13  # column of section titles in `tpu --help`, with its margins
 HELP = """Run JAX jobs on Cloud TPUs to completion. `tpu demo` simulates one here."""
@@ -216,6 +221,40 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name, lazy.help) for name, lazy in commands.items()])
 
 
+class SharedOptions(click.Group):
+    """Its options are those of all its commands, and may be written after their names too."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        end = next((at for at, word in enumerate(args) if word in UNPARSED), len(args))
+        own = {name for each in self.params for name in each.opts}
+        shared: list[str] = []
+        rest: list[str] = []
+        words = iter(args[:end])
+        for word in words:
+            name, equals, _ = word.partition("=")
+            if name not in own:
+                rest.append(word)
+            else:
+                shared += [word] if equals else [word, *itertools.islice(words, 1)]
+        return super().parse_args(context, [*shared, *rest, *args[end:]])
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        command = super().get_command(context, name)
+        if command is not None and not isinstance(command, click.Group):
+            names = ", ".join(each.opts[0] for each in self.params)
+            hint = f"See `{context.command_path} --help` for {names}.\n"
+            command.epilog = f"{(command.epilog or '').removesuffix(hint).rstrip()}\n\n{hint}"
+        return command
+
+
+def shared_option(name: str) -> Any:
+    """What was given for an option of a group above the command that runs."""
+    context: click.Context | None = click.get_current_context()
+    while context is not None and name not in context.params:
+        context = context.parent
+    return None if context is None else context.params[name]
+
+
 class RootGroup(LazyGroup):
     """`tpu`: its help fits one screen, and earlier names of commands lead to today's."""
 
@@ -261,7 +300,7 @@ def _translated(args: list[str]) -> list[str]:
 
 def _renamed(args: list[str]) -> list[str]:
     """With the earlier name of a command replaced by today's, after a hint."""
-    for count in (2, 1):
+    for count in (3, 2, 1):
         name = " ".join(args[:count])
         if name in RENAMED:
             _hint(name, RENAMED[name])

@@ -16,7 +16,6 @@ from tpufleet.model.values import durations
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option, yes_option
-from tpufleet.views.cli.usage_errors import HintedUsageError
 
 JOBS_PER_REQUEST = 100  # deletion takes a while for each; a request must not time out
 NAMED_JOBS = 10  # more are counted
@@ -96,18 +95,18 @@ def archive(
         )
 
 
-@archive.command()
+@archive.command(
+    epilog="\b\nExamples:\n  tpu archive undo train\n  tpu archive undo --query is:archived\n"
+)
 @click.argument("jobs", metavar="[JOB…]", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All archived jobs of yours.")
-@click.option("--query", help="Archived jobs of yours that match, as in `tpu jobs QUERY`.")
+@click.option("--query", help="Archived jobs of yours that match; all: is:archived.")
 @json_option
-def undo(jobs: tuple[str, ...], everything: bool, query: str | None, as_json: bool) -> None:
-    """List archived jobs in `tpu jobs` again: each JOB, those that match --query, or --all.
+def undo(jobs: tuple[str, ...], query: str | None, as_json: bool) -> None:
+    """List archived jobs in `tpu jobs` again: each JOB, or those that match --query.
 
     Files that `tpu archive purge` deleted do not come back.
     """
-    if bool(jobs) + everything + (query is not None) != 1:
-        raise HintedUsageError("pass either job names, --query or --all")
+    output.require_one({"JOB": jobs, "--query": query is not None})
     with connection.connect() as client:
         refs = list(jobs)
         if not jobs:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.errors import Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.jobs import ENDED_STATES
 from tpufleet.views import text
@@ -32,8 +32,7 @@ def cancel(
     A SLICE, by name or alias, means the job on it.
     A cancelled job keeps its checkpoints; `tpu resume` continues from them.
     """
-    if bool(jobs) == everything:
-        raise BadInput("pass either job names or --all")
+    output.require_one({"JOB": jobs, "--all": everything})
     with connection.connect() as client:
         queued = {entry.job.id for entry in client.queue()} if waiting else None
         if everything:

@@ -47,8 +47,7 @@ def edit(
     changes = JobChanges(name=name, add_tags=tags, remove_tags=untag, notes=note, priority=priority)
     if changes == JobChanges():
         raise BadInput("nothing to change; pass --name, --tag, --untag, --note or --priority")
-    if (job is None) == (query is None) or (query is not None and not query.strip()):
-        raise BadInput("pass either a JOB or a --query, such as owner:me")
+    output.require_one({"JOB": job, "--query": query is not None and query.strip()})
     with connection.connect() as client:
         refs: list[str] = [job] if job is not None else []
         if query is not None:

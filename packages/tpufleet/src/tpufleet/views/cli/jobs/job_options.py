@@ -27,6 +27,7 @@ class OptionStyle(StrEnum):
     PAIRS = "pairs"  # --env A=1 --env B=2
     FLAGS = "flags"  # one flag for each choice: --spot
     SWITCH = "switch"  # --require-reservation
+    SET = "set"  # rarely needed: --set grace=5m
 
 
 def style_of(field: Row) -> OptionStyle:
@@ -60,7 +61,7 @@ def _options(field: Row) -> list[Callable[[Any], Any]]:
     unit = {"integer": "N", "mapping": "NAME=VALUE", "section": "NAME=VALUE"}
     metavar = field.extra.get("metavar") or unit.get(field.label, field.label.upper())
     match style:
-        case OptionStyle.ARGUMENT:
+        case OptionStyle.ARGUMENT | OptionStyle.SET:
             return []
         case OptionStyle.FLAGS:
             return [_capacity_flag(kind) for kind in Capacity]
@@ -106,7 +107,7 @@ def plain_from(
     document: dict[str, Any] = {"accelerator": accelerator, "command": command_of(command)}
     values = {**options, "capacity": capacity}
     for field in FIELDS:
-        if style_of(field) is not OptionStyle.ARGUMENT:
+        if field.name in values:
             value = _document_value(field, values[field.name])
             if value not in (None, [], {}):
                 document[field.name] = value

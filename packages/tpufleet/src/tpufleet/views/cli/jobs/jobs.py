@@ -22,7 +22,7 @@ from tpufleet.model.values import durations
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option
-from tpufleet.views.cli.settings.preferences import saved_query, use_time_zone
+from tpufleet.views.cli.settings.preferences import use_time_zone, with_view
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -32,7 +32,7 @@ SHORT_LINE = 16  # characters: enough lines are requested for a program that wri
 DROPPED_FIRST = ("OWNER", "ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE")
 DROPPED_FIRST_OF_ALL_USERS = ("ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE", "OWNER")
 MOST_ROWS = 10_000
-TERMS = ("--state", "--tag", "--name", "--pool")
+TERMS = ("--state", "--tag", "--name", "--pool", "--view")
 TITLES = ("ID", "NAME", "STATE", "TYPE", "PROGRESS", "ATTEMPTS", "SUBMITTED", "OWNER", "REASON")
 
 
@@ -54,7 +54,6 @@ class _QueryCommand(click.Command):
 )
 @click.argument("query", metavar="[QUERY]…", nargs=-1)
 @click.option("--all-users", "-a", is_flag=True, help="Jobs of all users (default: yours).")
-@click.option("--view", metavar="NAME", help="Jobs of a query saved with `tpu config view save`.")
 @click.option("--limit", default=30, show_default=True, type=click.IntRange(1, MOST_ROWS))
 @click.option("--watch", "-w", is_flag=True, help="Refresh until interrupted.")
 @click.option("--verbose", "-v", is_flag=True, help="The newest output of each live job too.")
@@ -63,7 +62,6 @@ def jobs(
     query: tuple[str, ...],
     all_users: bool,
     limit: int,
-    view: str | None,
     watch: bool,
     verbose: bool,
     as_json: bool,
@@ -75,15 +73,14 @@ def jobs(
 
     QUERY is a list of terms that all match: owner:NAME (or owner:me), tag:T, state:S (live and
     ended are groups), name:N, pool:P, type:v5e-16, id:I, parent:ID, since:7d, until:2026-01-31,
-    is:archived, a metric such as loss<0.3, or words of the name, command, notes and tags. `-`
-    before a term negates it, a comma means either, `*` matches anything. Quote the query for the
-    shell.
+    is:archived, view:NAME (see `tpu config view`), a metric such as loss<0.3, or words of the name,
+    command, notes and tags. `-` before a term negates it, a comma means either, `*` matches
+    anything. Quote the query for the shell.
     """
-    filtered = all_users or bool(query) or bool(view)
+    filtered = all_users or bool(query)
     with connection.connect() as client:
         preferences = client.preferences()
-        saved = [saved_query(preferences, view)] if view is not None else []
-        search = " ".join([*saved, *query])
+        search = with_view(preferences, " ".join(query))
         all_users = all_users or names_owner(search)
         owner = None if all_users else client.me().name
         selection: dict[str, Any] = {"owner": owner, "query": search or None}

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 import click
 
 from tpufleet.client.fleet import FleetClient
-from tpufleet.errors import BadInput
 from tpufleet.model.api_types import JobRow, QueueEntry
 from tpufleet.model.job.jobs import JobState
 from tpufleet.model.tpu.topology import short_name
@@ -23,7 +22,7 @@ TITLES = ("QUEUE", "POS", "JOB", "OWNER", "NEEDS", "PRIORITY", "USED", "STARTS",
 
 
 @click.group(
-    cls=output.ListingGroup,
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu queue --user me --pool lab\n  tpu queue move train --first\n"
     "  tpu queue hold train\n",
 )
@@ -31,18 +30,13 @@ TITLES = ("QUEUE", "POS", "JOB", "OWNER", "NEEDS", "PRIORITY", "USED", "STARTS",
 @click.option("--user", metavar="NAME", help="Only jobs of this user, or of `me`.")
 @click.option("--mine", is_flag=True, hidden=True)  # an earlier spelling of `--user me`
 @json_option
-@click.pass_context
-def queue(
-    context: click.Context, pool: str | None, user: str | None, mine: bool, as_json: bool
-) -> None:
+def queue(pool: str | None, user: str | None, mine: bool, as_json: bool) -> None:
     """List jobs that wait, in the order in which they are placed.
 
     The order is: higher priority first; then users who used fewer chips lately (USED, in chip
     hours, halved every 7 days, compared in steps of doubling); then first in, first out. STARTS is
     the latest time, where time limits of the jobs ahead determine it.
     """
-    if context.invoked_subcommand is not None:
-        return
     with connection.connect() as client:
         owner = client.me().name if mine or user == "me" else user
         entries = client.queue(pool=pool, owner=owner)
@@ -95,8 +89,7 @@ def move(job: str, first: bool, last: bool, before: str | None, as_json: bool) -
 
     You can reorder your own jobs; moving one ahead of other users' jobs requires the admin role.
     """
-    if first + last + (before is not None) != 1:
-        raise BadInput("pass one of --first, --last and --before JOB")
+    output.require_one({"--first": first, "--last": last, "--before": before is not None})
     with connection.connect() as client:
         row = client.move_in_queue(job, first=first, last=last, before=before)
     output.print_result(row, f"moved {row.name} ({row.id})", as_json)

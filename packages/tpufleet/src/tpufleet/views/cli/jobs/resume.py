@@ -49,8 +49,9 @@ def _resubmit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         json_option,
         click.option("--detach", "-d", is_flag=True, help="Submit, print the id, and return."),
-        output.repeatable("--set", "settings", metavar="PATH=VALUE", help="Override a field."),
-        click.option("--name", metavar="NAME", help="Name of the new job."),
+        output.repeatable(
+            "--set", "settings", metavar="PATH=VALUE", help="Override a field, such as name."
+        ),
         output.repeatable("--tag", "tags", metavar="TAG", help="Add a tag. Repeatable."),
         click.option("--type", "accelerator", metavar="TYPE", help="Type of slice, as for `run`."),
         click.option(
@@ -112,7 +113,6 @@ def _resubmit(
     new_code: str | None,
     accelerator: str | None,
     tags: tuple[str, ...],
-    name: str | None,
     settings: tuple[str, ...],
     detach: bool,
     as_json: bool,
@@ -126,7 +126,6 @@ def _resubmit(
             arguments=arguments,
             accelerator=accelerator,
             tags=tags,
-            name=name,
             settings=settings,
             command=context.meta.get(_COMMAND, ()),
         )
@@ -157,7 +156,6 @@ def changed_fields(
     arguments: Sequence[str],
     accelerator: str | None,
     tags: Sequence[str],
-    name: str | None,
     settings: Sequence[str],
     command: Sequence[str],
 ) -> dict[str, Any]:
@@ -170,8 +168,6 @@ def changed_fields(
     after = job_files.with_overrides(before, tuple(settings))
     if accelerator is not None:
         after["accelerator"] = accelerator
-    if name is not None:
-        after["name"] = name
     if tags:
         after["tags"] = list(dict.fromkeys([*after.get("tags", []), *tags]))
     if command:
@@ -194,7 +190,7 @@ def changes_from_line(spec: JobSpec, line: str) -> dict[str, Any]:
         raise BadInput(error.format_message()) from error
     if context.params["new_code"] is not None:
         raise BadInput("--new-code needs a folder; use `tpu rerun` in the terminal")
-    names = ("arguments", "accelerator", "tags", "name", "settings")
+    names = ("arguments", "accelerator", "tags", "settings")
     options = {each: context.params[each] for each in names}
     return changed_fields(spec, **options, command=context.meta.get(_COMMAND, ()))
 

@@ -14,7 +14,7 @@ from tpufleet.model.tpu import topology
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views.cli import connection
 from tpufleet.views.cli.output import print_status
-from tpufleet.views.cli.settings.preferences import find_folder
+from tpufleet.views.cli.settings.preferences import PATH_PREFIX, find_folder
 from tpufleet.views.cli.slices.inventory import (
     FREE_STATES,
     GENERATION,
@@ -23,7 +23,6 @@ from tpufleet.views.cli.slices.inventory import (
     named_slices,
 )
 
-_PATH_PREFIX = "config"
 _TYPE_IN_NAME = re.compile(rf"\b{TYPE_NAME}\b")
 
 
@@ -76,7 +75,7 @@ def _in_inventory(rows: Sequence[InventoryRow], name: str) -> tuple[str, str | N
         if not found:
             raise BadInput(
                 f"no free slice of {name} in any pool\n"
-                f"  next: `tpu inventory find {name}` lists those in use; name a type, such as "
+                f"  next: `tpu inventory {name}` lists those in use; name a type, such as "
                 "v4-8, to request a new one"
             )
     if not found:
@@ -111,7 +110,7 @@ def config_argument(preferences: Preferences, pair: str) -> str:
     """`lr=0.1` → `--config.training.learning_rate=0.1`. Everything after the first `=` is value."""
     key, equals, value = pair.partition("=")
     path = preferences.all_config_aliases.get(key, key)
-    if not equals or not path.startswith(_PATH_PREFIX):
+    if not equals or not path.startswith(PATH_PREFIX):
         known = ", ".join(sorted(preferences.all_config_aliases))
         raise BadInput(
             f"--config {pair}: write KEY=VALUE, where KEY is a path that starts with config, or "

@@ -56,6 +56,13 @@ Examples:
 @click.argument("accelerator", metavar="TYPE")
 @click.argument("command", metavar="-- CMD…", nargs=-1, type=click.UNPROCESSED, required=True)
 @job_options.spec_options
+@output.repeatable(
+    "--set",
+    "settings",
+    metavar="PATH=VALUE",
+    help="Another field of a job file, such as grace=5m or pod.cpu=8; `tpu submit --help` lists "
+    "them.",
+)
 @click.option("--detach", "-d", is_flag=True, help="Submit, print the id, and return.")
 @output.repeatable(
     "--config",
@@ -73,6 +80,7 @@ def run(
     context: click.Context,
     accelerator: str,
     command: tuple[str, ...],
+    settings: tuple[str, ...],
     detach: bool,
     config_values: tuple[str, ...],
     folder: str | None,
@@ -91,7 +99,7 @@ def run(
     you detached. If no server is configured, one is started on this machine. `tpu types` lists the
     types.
     """
-    from tpufleet.views.cli.jobs import run_aliases
+    from tpufleet.views.cli.jobs import job_files, run_aliases
 
     target = run_aliases.resolve(accelerator, command, config_values, folder)
     if target.pool and not options.get("pool"):
@@ -99,6 +107,7 @@ def run(
     document = job_options.plain_from(
         target.accelerator, target.command, job_options.capacity_of(context), options
     )
+    document = job_files.with_overrides(document, settings)
     base = target.workdir or Path.cwd()
     if options.get("notes") is None:
         code = base / Path(str(document.get("workdir", "."))).expanduser()

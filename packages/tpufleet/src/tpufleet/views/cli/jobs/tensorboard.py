@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tpufleet import config
 from tpufleet.errors import BadInput, FleetError, install_command
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
@@ -41,9 +42,12 @@ class JobEvents:
 @output.repeatable(
     "--logdir", metavar="DIR", help="Serve this folder too, or gs://bucket/folder. Repeatable."
 )
-@click.option("--port", default=6006, show_default=True, help="Port of TensorBoard.")
 @click.option(
-    "--bind", default="127.0.0.1", show_default=True, help="Address that TensorBoard listens on."
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:6006",
+    show_default=True,
+    help="Address of TensorBoard.",
 )
 @click.option(
     "--write",
@@ -52,7 +56,7 @@ class JobEvents:
     help="Write the metrics as event files to this folder, and start nothing.",
 )
 def tensorboard(
-    jobs: tuple[str, ...], logdir: tuple[str, ...], port: int, bind: str, only_write: Path | None
+    jobs: tuple[str, ...], logdir: tuple[str, ...], listen: str, only_write: Path | None
 ) -> int:
     """Serve JOBs in TensorBoard until interrupted.
 
@@ -63,6 +67,7 @@ def tensorboard(
     """
     if not jobs and not logdir:
         raise BadInput("name a job, or a folder with --logdir")
+    config.check_listen_address(listen, "--listen")
     program = [] if only_write else find_program()
     with contextlib.ExitStack() as stack:
         root = only_write or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpu-")))
@@ -81,8 +86,9 @@ def tensorboard(
                 "TensorBoard reads gs:// folders only with the package gcsfs\n"
                 f"  next: {install_command('tpufleet[tensorboard]')}"
             )
-        command = [*program, *location_options(runs), "--port", str(port), "--host", bind]
-        output.print_status(f"TensorBoard: http://{bind}:{port} (Ctrl-C stops it)")
+        host, _, port = listen.rpartition(":")
+        command = [*program, *location_options(runs), "--port", port, "--host", host]
+        output.print_status(f"TensorBoard: http://{listen} (Ctrl-C stops it)")
         return _serve(command, client, events)
 
 

@@ -12,16 +12,15 @@ from tpufleet.views.cli.settings.preferences import use_time_zone
 
 
 @click.command(
-    epilog="\b\nExamples:\n  tpu top\n  tpu top 'tag:sweep-* since:7d'\n  tpu top --all-users\n"
+    epilog="\b\nExamples:\n  tpu top\n  tpu top 'tag:sweep-* since:7d'\n  tpu top 'owner:*'\n"
 )
 @click.argument("query", metavar="[QUERY]…", nargs=-1)
-@click.option("--all-users", "-a", is_flag=True, help="Jobs of all users (default: yours).")
-def top(query: tuple[str, ...], all_users: bool) -> None:
+def top(query: tuple[str, ...]) -> None:
     """Show jobs, slices, the queue and events on one screen, live.
 
-    QUERY is a query of `tpu jobs`. The keys are on the screen: `/` filters, `l` shows logs, `w`
-    explains, `r` resumes, `R` reruns with edits, `c` cancels, `t` tags, `n` writes a note, space
-    marks, `x` compares the marked jobs, `q` quits.
+    QUERY is a query of `tpu jobs`. The keys are on the screen: `/` filters, `a` shows all users,
+    `l` shows logs, `w` explains, `r` resumes, `R` reruns with edits, `c` cancels, `t` tags, `n`
+    writes a note, space marks, `x` compares the marked jobs, `q` quits.
     """
     try:
         from tpufleet.views.top.app import TopApp
@@ -36,4 +35,4 @@ def top(query: tuple[str, ...], all_users: bool) -> None:
         raise BadInput("tpu top needs a terminal\n  next: tpu jobs, or tpu jobs --json")
     with connection.connect() as client:
         use_time_zone(client)
-        TopApp(client, connection.connect, query=" ".join(query), all_users=all_users).run()
+        TopApp(client, connection.connect, query=" ".join(query)).run()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import structs
 
-from tpufleet import config
 from tpufleet.errors import Conflict
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
@@ -17,12 +14,6 @@ from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
     from tpufleet.compose.backup import BackupReport
-
-store_option = click.option(
-    "--store",
-    metavar="URL",
-    help="Database (default: as configured, or SQLite in the state folder).",
-)
 
 
 @click.command(
@@ -39,21 +30,17 @@ store_option = click.option(
     help="Include these files too; repeatable.",
 )
 @click.option("--check", is_flag=True, help="Check the checksums of an existing backup instead.")
-@store_option
 @json_option
-def backup(
-    file: Path, optional: tuple[str, ...], check: bool, store: str | None, as_json: bool
-) -> None:
+def backup(file: Path, optional: tuple[str, ...], check: bool, as_json: bool) -> None:
     """Write a backup of the server on this machine to FILE (tar.gz, mode 600).
 
     It has the database at one moment, code, results, secrets and keys; not what is in a bucket, and
     logs and checkpoints only with --with. Servers may run meanwhile. The file contains credentials:
-    keep it private.
+    keep it private. The database is that of the config file or of TPUFLEET_STORE.
     """
     from tpufleet.compose import backup as backups
 
     settings = connection.settings()
-    settings = structs.replace(settings, store=store or settings.store)
     if check:
         report = backups.verify(file)
         output.print_result(report, f"complete: {_describe(report)}", as_json)
@@ -70,9 +57,8 @@ def backup(
     epilog="\b\nExample:\n  TPUFLEET_HOME=/srv/fleet tpu backup restore fleet-2026-01-31.tar.gz\n",
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@store_option
 @json_option
-def restore(file: Path, store: str | None, as_json: bool) -> None:
+def restore(file: Path, as_json: bool) -> None:
     """Restore the backup FILE into an empty state folder and an empty database.
 
     Checks the checksums first. Stop the server that the backup was made of before the new one is
@@ -83,26 +69,15 @@ def restore(file: Path, store: str | None, as_json: bool) -> None:
     from tpufleet.compose import backup as backups
 
     settings = connection.settings()
-    settings = structs.replace(settings, store=store or settings.store)
     report = backups.restore(settings, settings.store_url, file)
     message = f"restored {_describe(report)}\n  into {settings.home}\n"
-    message += f"  next: {_serve_command(store)}"
+    message += "  next: tpu serve"
     try:
         with backups.original_stopped(settings.home):
             pass
     except Conflict as error:
         output.print_status(f"warning: {error}")
     output.print_result(report, message, as_json)
-
-
-def _serve_command(store: str | None) -> str:
-    """With the option that the next command needs too. A password is not repeated."""
-    if store is None:
-        return "tpu serve"
-    shown = config.redacted_store(store)
-    if shown != store:
-        return f"set TPUFLEET_STORE to the URL of --store ({shown}), then tpu serve"
-    return f"tpu serve --store {shlex.quote(store)}"
 
 
 def _describe(report: BackupReport) -> str:

@@ -23,14 +23,13 @@ from tpufleet.views.cli.output import json_option
     "--output", "file", type=click.Path(path_type=Path), metavar="FILE",
     help="Write it to a file instead of uploading it.",
 )  # fmt: skip
-@click.option("--python", default="3.12", show_default=True, help="Version of the agent's Python.")
 @click.option(
     "--python-folder", type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR", help="A relocatable Python for Linux, instead of downloading one.",
 )  # fmt: skip
 @json_option
 def bundle(
-    bucket: str | None, file: Path | None, python: str, python_folder: Path | None, as_json: bool
+    bucket: str | None, file: Path | None, python_folder: Path | None, as_json: bool
 ) -> None:
     """Build what TPU hosts install, and upload it.
 
@@ -55,7 +54,7 @@ def bundle(
 
     with tempfile.TemporaryDirectory(prefix="tpufleet-bundle-") as folder:
         target = file or Path(folder) / "bundle.tar.gz"
-        built = host_bundle.build(target, python=python, python_folder=python_folder, report=report)
+        built = host_bundle.build(target, python_folder=python_folder, report=report)
         size = target.stat().st_size
         where = str(target)
         if file is None:

@@ -6,14 +6,12 @@ import webbrowser
 
 import click
 
-from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli import connection
 
 
-@click.command()
+@click.command(epilog="\b\nExamples:\n  tpu dash\n  tpu dash --print\n")
 @click.option("--print", "only_print", is_flag=True, help="Print the address; open no browser.")
-@json_option
-def dash(only_print: bool, as_json: bool) -> None:
+def dash(only_print: bool) -> None:
     """Open the web page of the server, logged in as you.
 
     The address logs one browser in, once, within two minutes. Over ssh, forward the server's port
@@ -22,9 +20,6 @@ def dash(only_print: bool, as_json: bool) -> None:
     """
     with connection.connect(start=True) as client:
         url = client.url + client.login_link().path
-    if as_json:
-        output.print_json({"url": url})
-        return
     if only_print or not webbrowser.open(url):
         click.echo(url)
     else:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
-from tpufleet.errors import BadInput, FleetError
+from tpufleet.errors import FleetError
 from tpufleet.model.api_types import NewChannel
 from tpufleet.model.people.notifications import (
     DEFAULT_EVENTS,
@@ -26,22 +26,19 @@ _COLOURS = {DeliveryState.SENT: text.GOOD, DeliveryState.FAILED: text.BAD}
 
 
 @click.group(
-    cls=output.ListingGroup,
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu notify\n  tpu notify add team --slack "
     "https://hooks.slack.com/services/…\n"
     "  tpu notify add mail --email me@example.org --on failure\n",
 )
 @json_option
-@click.pass_context
-def notify(context: click.Context, as_json: bool) -> None:
+def notify(as_json: bool) -> None:
     """List your channels: where messages about your jobs go.
 
     A channel gets a message when a job ends or fails, when a job recovers again and again, and
     when a budget of yours is nearly or wholly spent. The job field `notify` chooses channels for
     one job.
     """
-    if context.invoked_subcommand is not None:
-        return
     with connection.connect() as client:
         channels = client.channels()
     if as_json:
@@ -85,10 +82,8 @@ def add(
     a key that is printed once.
     """
     given = {ChannelKind.WEBHOOK: webhook, ChannelKind.SLACK: slack, ChannelKind.EMAIL: email}
-    chosen = [(kind, address) for kind, address in given.items() if address]
-    if len(chosen) != 1:
-        raise BadInput("pass one of --webhook URL, --slack URL and --email ADDRESS")
-    ((kind, address),) = chosen
+    output.require_one({f"--{kind}": address for kind, address in given.items()})
+    ((kind, address),) = ((kind, address) for kind, address in given.items() if address)
     on = tuple(NotifyOn(each) for each in events) or DEFAULT_EVENTS
     with connection.connect() as client:
         created = client.put_channel(name, NewChannel(kind=kind, address=address, on=on))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
 
 
+PATH_PREFIX = "config"  # of paths in the config of a program
+
+
 def _change(changes: PreferenceChanges) -> Preferences:
     with connection.connect() as client:
         return client.change_preferences(changes)
@@ -46,20 +50,17 @@ def use_time_zone(client: FleetClient) -> None:
 
 
 @click.group(
-    cls=output.ListingGroup,
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu config\n  tpu config set time_zone Europe/Berlin\n"
     "  tpu config alias set lr config.optimizer.learning_rate\n",
 )
 @json_option
-@click.pass_context
-def config(context: click.Context, as_json: bool) -> None:
+def config(as_json: bool) -> None:
     """Show settings: key, value and where each comes from; or change yours.
 
     Settings of the connection come from the environment and a file on this machine; your own are
     kept on the server, so they are the same on every machine.
     """
-    if context.invoked_subcommand is not None:
-        return
     rows = connection_rows()
     try:
         preferences = read()
@@ -134,21 +135,18 @@ def config_reset(keys: tuple[str, ...]) -> None:
 
 
 @config.group(
-    cls=output.ListingGroup,
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu config alias set lr config.optimizer.learning_rate\n"
-    "  tpu config alias set big v4-128 --tpu\n",
+    "  tpu config alias set big v4-128\n",
 )
 @json_option
-@click.pass_context
-def alias(context: click.Context, as_json: bool) -> None:
+def alias(as_json: bool) -> None:
     """List or change your aliases: of config paths, and of TPU types.
 
     `tpu run big --config lr=0.1 -- python train.py` uses one of each: it runs on the TPU type that
     `big` stands for, and appends `--config.optimizer.learning_rate=0.1` to the command, if the
     aliases are those of the examples.
     """
-    if context.invoked_subcommand is not None:
-        return
     known = read()
     if as_json:
         output.print_json({"config": known.all_config_aliases, "tpu": known.tpu_aliases})
@@ -161,38 +159,34 @@ def alias(context: click.Context, as_json: bool) -> None:
     output.print_table(("ALIAS", "OF", "MEANS", "ORIGIN"), rows, "no aliases")
 
 
-_tpu = click.option("--tpu", "is_tpu", is_flag=True, help="An alias of a TPU type.")
-
-
-def _alias_change(name: str, meaning: str | None, is_tpu: bool) -> PreferenceChanges:
-    if is_tpu:
-        return PreferenceChanges(tpu_aliases={name: meaning})
-    return PreferenceChanges(config_aliases={name: meaning})
-
-
 @alias.command("set")
 @click.argument("name")
 @click.argument("meaning", metavar="PATH|TYPE")
-@_tpu
-def alias_set(name: str, meaning: str, is_tpu: bool) -> None:
-    """Let NAME mean a config PATH, or with --tpu a TPU TYPE."""
-    if is_tpu and not topology.is_known(meaning):
-        output.print_status(
-            f"{meaning} is no TPU type{topology.suggestion(meaning)}; it can be the name of a node"
-        )
-    _change(_alias_change(name, meaning, is_tpu))
+def alias_set(name: str, meaning: str) -> None:
+    """Let NAME mean a PATH, which starts with config, or else a TPU TYPE."""
+    if meaning.startswith(PATH_PREFIX):
+        _change(PreferenceChanges(config_aliases={name: meaning}))
+    else:
+        if not topology.is_known(meaning):
+            output.print_status(
+                f"{meaning} is no TPU type{topology.suggestion(meaning)}; it can be the name of a "
+                "node"
+            )
+        _change(PreferenceChanges(tpu_aliases={name: meaning}))
     click.echo(f"{name} means {meaning}")
 
 
 @alias.command("delete")
 @click.argument("name")
-@_tpu
-def alias_delete(name: str, is_tpu: bool) -> None:
+def alias_delete(name: str) -> None:
     """Delete an alias."""
-    known = read().tpu_aliases if is_tpu else read().all_config_aliases
-    if name not in known:
+    known = read()
+    if name in known.tpu_aliases:
+        _change(PreferenceChanges(tpu_aliases={name: None}))
+    elif name in known.all_config_aliases:
+        _change(PreferenceChanges(config_aliases={name: None}))
+    else:
         raise NotFound(f"no alias named {name!r}; `tpu config alias` lists them")
-    _change(_alias_change(name, None, is_tpu))
     click.echo(f"deleted {name}")
 
 
@@ -201,15 +195,12 @@ def alias_delete(name: str, is_tpu: bool) -> None:
 
 @config.group(
     "dir",
-    cls=output.ListingGroup,
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu config dir here 1\n  tpu run v5e-16 --dir 1 -- python train.py\n",
 )
 @json_option
-@click.pass_context
-def folders(context: click.Context, as_json: bool) -> None:
+def folders(as_json: bool) -> None:
     """List or change your numbered working directories, 1 to 100."""
-    if context.invoked_subcommand is not None:
-        return
     known = read().folders
     if as_json:
         output.print_json({"folders": known})
@@ -277,16 +268,13 @@ def folder_swap(one: str, other: str) -> None:
 
 
 @config.group(
-    cls=output.ListingGroup,
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu config view save bad 'owner:me state:failed since:7d'\n"
-    "  tpu jobs --view bad\n",
+    "  tpu jobs view:bad\n",
 )
 @json_option
-@click.pass_context
-def view(context: click.Context, as_json: bool) -> None:
+def view(as_json: bool) -> None:
     """List or change saved queries of `tpu jobs`."""
-    if context.invoked_subcommand is not None:
-        return
     views = read().views
     if as_json:
         output.print_json({"views": views})
@@ -303,7 +291,7 @@ def view_save(name: str, query: tuple[str, ...]) -> None:
     with connection.connect() as client:
         client.jobs(query=" ".join(query), limit=1)
         client.change_preferences(PreferenceChanges(views={name: " ".join(query)}))
-    click.echo(f"saved; `tpu jobs --view {name}` lists its jobs")
+    click.echo(f"saved; `tpu jobs view:{name}` lists its jobs")
 
 
 @view.command("delete")
@@ -313,6 +301,11 @@ def view_delete(name: str) -> None:
     saved_query(read(), name)
     _change(PreferenceChanges(views={name: None}))
     click.echo(f"deleted {name}")
+
+
+def with_view(preferences: Preferences, query: str) -> str:
+    """The query, with a saved one in place of `view:NAME`."""
+    return re.sub(r"(?<!\S)view:(\S+)", lambda found: saved_query(preferences, found[1]), query)
 
 
 def saved_query(preferences: Preferences, name: str) -> str:

@@ -49,15 +49,15 @@ HOST_FAULTS = ("kill-host", "stall-host")
 )
 @click.argument("target", metavar="JOB|SLICE")
 @click.option("--fix", is_flag=True, help="Repair what is safe to repair.")
-@click.option("--all", "every", is_flag=True, help="Show the passed checks of each host too.")
 @json_option
-def doctor(target: str, fix: bool, every: bool, as_json: bool) -> int:
+def doctor(target: str, fix: bool, as_json: bool) -> int:
     """Check a slice, or that of a JOB, and each of its hosts: state, chips and their users, stale
     locks, disks, mounts, clock, credentials, versions; and explain each finding. Requires that the
     job is yours, or the admin role.
 
-    Checks that passed on several hosts share one line. --fix removes stale locks and restricts the
-    mode of credential files; it never kills a process. The exit status is 1 when any check failed.
+    Checks that passed on several hosts share one line; --json has all of them. --fix removes stale
+    locks and restricts the mode of credential files; it never kills a process. The exit status is 1
+    when any check failed.
     """
     kind = HostCommandKind.REPAIR if fix else HostCommandKind.DIAGNOSE
     request = HostCommandRequest(id=secrets.token_hex(8), kind=kind, timeout=DIAGNOSIS_TIMEOUT)
@@ -75,7 +75,7 @@ def doctor(target: str, fix: bool, every: bool, as_json: bool) -> int:
     if as_json:
         output.print_json({"slice": row, "findings": checks})
     else:
-        _show(checks, every)
+        _show(checks)
     return int(any(item.health is Health.FAILED for items in checks.values() for item in items))
 
 
@@ -136,13 +136,13 @@ def _clock_check(theirs: datetime, ours: datetime) -> CheckResult:
     )
 
 
-def _show(checks: dict[str, list[CheckResult]], every: bool) -> None:
+def _show(checks: dict[str, list[CheckResult]]) -> None:
     """Problems host by host; checks that passed once for all hosts."""
     rows: list[tuple[output.Cell, ...]] = []
     passed: dict[str, list[tuple[str, CheckResult]]] = {}
     for where, items in checks.items():
         for item in items:
-            if every or "/" not in where or item.health is not Health.OK or item.repaired:
+            if "/" not in where or item.health is not Health.OK or item.repaired:
                 rows.append(_row(where, item, item.message))
             else:
                 passed.setdefault(item.check, []).append((where, item))

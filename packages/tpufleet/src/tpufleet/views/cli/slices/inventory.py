@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import click
@@ -15,6 +16,7 @@ from tpufleet.model.fleet.inventory import Inventory, InventoryChange, Inventory
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import topology
 from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.values.names import zone_error
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option
@@ -32,22 +34,27 @@ SHEET_TAB = "TPUs"
 FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 
 
-@click.group(
-    cls=output.ListingGroup,
-    epilog="\b\nExamples:\n  tpu inventory\n  tpu inventory --csv > tpus.csv\n"
+@click.command(
+    cls=output.CommandGroup,
+    epilog="\b\nExamples:\n  tpu inventory\n  tpu inventory v4 free\n"
+    "  tpu inventory v4+ on-demand us-east5-a\n  tpu inventory --csv > tpus.csv\n"
     "  tpu inventory set tpf-lab-1a2b3c4d --alias big --note 'for the demo'\n",
 )
+@click.argument("words", metavar="[WORD]…", nargs=-1)
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @click.option("--sheet", metavar="ID|URL", help="Replace the tab TPUs of a Google Sheet with it.")
 @json_option
-@click.pass_context
-def inventory(context: click.Context, as_csv: bool, sheet: str | None, as_json: bool) -> None:
+def inventory(words: tuple[str, ...], as_csv: bool, sheet: str | None, as_json: bool) -> None:
     """List slices and room in pools: state, owner, job and last heartbeat are observed; alias, note
-    and belongs-to are what people wrote."""
-    if context.invoked_subcommand is not None:
-        return
+    and belongs-to are what people wrote.
+
+    A WORD selects: a TPU type (v4-32), a generation (v4), that one and later ones (v4+), the name
+    or alias of a slice, `free`, a capacity type (spot, on-demand), or a zone.
+    """
     with connection.connect() as client:
         known = client.inventory()
+    if words:
+        known = replace(known, rows=tuple(select(known.rows, words)), chips=())
     if sheet is not None:
         from tpufleet.views import google_sheets
 
@@ -65,8 +72,41 @@ def inventory(context: click.Context, as_csv: bool, sheet: str | None, as_json: 
         _show_chips(known)
 
 
-def show(rows: Sequence[InventoryRow], empty: str = "no slices, and no pools") -> None:
+def select(rows: Sequence[InventoryRow], words: Iterable[str]) -> Iterator[InventoryRow]:
+    """Rows that each kind of word matches: one of the types and names, one of the zones, …"""
+    names: set[str] = set()
+    types: list[re.Pattern[str]] = []
+    zones: set[str] = set()
+    capacity: set[str] = set()
+    free = False
+    for word in words:
+        if word == "free":
+            free = True
+        elif word in {*Capacity}:
+            capacity.add(word)
+        elif found := named_slices(rows, word):
+            names |= {row.id for row in found}
+        elif any(word in row.zone.split(", ") for row in rows) or zone_error(word) is None:
+            zones.add(word)
+        else:
+            types.append(generation_pattern(word))
+    for row in rows:
+        if (
+            (
+                not (names or types)
+                or row.id in names
+                or any(each.fullmatch(row.accelerator) for each in types)
+            )
+            and (not free or row.state in FREE_STATES)
+            and (not capacity or row.capacity in capacity)
+            and (not zones or zones & {*row.zone.split(", ")})
+        ):
+            yield row
+
+
+def show(rows: Sequence[InventoryRow]) -> None:
     now = datetime.now(UTC)
+    empty = "no slices or pools; `tpu run TYPE -- CMD` requests one"
     output.print_table(TITLES, (_cells(row, now) for row in rows), empty, droppable=DROPPED_FIRST)
 
 
@@ -134,48 +174,6 @@ def set_(
     with connection.connect() as client:
         written = client.annotate(name, change)
     output.print_result(written, f"changed {written.id}", as_json)
-
-
-@inventory.command(
-    epilog="\b\nExamples:\n  tpu inventory find v4 --free\n  tpu inventory find v5e-16 -n\n"
-    "  tpu inventory find v4+ --zone us-east5-a\n  tpu inventory find big\n"
-)
-@click.argument("types", metavar="[TYPE|SLICE]…", nargs=-1)
-@click.option("--free", is_flag=True, help="Only free slices, and room in pools.")
-@click.option("--spot", "-p", "spot", is_flag=True, help="Only spot capacity.")
-@click.option("--on-demand", "-n", "on_demand", is_flag=True, help="Only on-demand capacity.")
-@click.option("--zone", help="Only this zone.")
-@json_option
-def find(
-    types: tuple[str, ...],
-    free: bool,
-    spot: bool,
-    on_demand: bool,
-    zone: str | None,
-    as_json: bool,
-) -> None:
-    """Find slices by TYPE: a size (v4-32), a generation (v4), or that one and later ones (v4+);
-    or by name or alias."""
-    with connection.connect() as client:
-        rows = client.inventory().rows
-    named = {each: named_slices(rows, each) for each in types}
-    wanted = [generation_pattern(each) for each in types if not named[each]]
-    by_name = [row for found in named.values() for row in found]
-    found = [
-        row
-        for row in rows
-        if (not types or row in by_name or any(each.fullmatch(row.accelerator) for each in wanted))
-        and (not free or row.state in FREE_STATES)
-        and (not spot or row.capacity is Capacity.SPOT)
-        and (not on_demand or row.capacity is Capacity.ON_DEMAND)
-        and (zone is None or zone in row.zone.split(", "))
-    ]
-    if as_json:
-        output.print_json({"rows": found})
-    else:
-        show(
-            found, "none found; `tpu inventory` lists all, `tpu run TYPE -- CMD` requests a new one"
-        )
 
 
 @inventory.command()

@@ -10,6 +10,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.tpu import topology, tpu_zones
 from tpufleet.model.tpu.topology import Accelerator, short_name
 from tpufleet.model.tpu.tpu_zones import ZoneOffer
+from tpufleet.model.values.names import zone_error
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
@@ -18,19 +19,20 @@ from tpufleet.views.cli.output import json_option
 @click.command(
     cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu types v5e\n  tpu types --zones v6e-8\n"
-    "  tpu types --zone us-east5-b\n  tpu types stock v5e-16\n",
+    "  tpu types us-east5-b\n  tpu types stock v5e-16\n",
 )
-@click.argument("name", metavar="[TYPE]", required=False)
+@click.argument("name", metavar="[TYPE|ZONE]", required=False)
 @click.option("--zones", "by_zone", is_flag=True, help="List the zones that offer each type.")
-@click.option("--zone", help="Only types of this zone; implies --zones.")
 @json_option
-def types(name: str | None, by_zone: bool, zone: str | None, as_json: bool) -> None:
-    """List TPU types, their chips and hosts; optionally of one TYPE or generation (v4, v5e, …).
+def types(name: str | None, by_zone: bool, as_json: bool) -> None:
+    """List TPU types, their chips and hosts; optionally of one TYPE or generation (v4, v5e, …), or
+    what a ZONE offers.
 
     --zones lists where Google documents each type, and which capacity types may be requested there;
     `tpu types stock` shows what zones granted. Needs no server.
     """
-    chosen = _select(name)
+    zone = name if zone_error(name) is None else None
+    chosen = _select(None if zone else name)
     if by_zone or zone is not None:
         _print_zones(chosen, zone, as_json)
         return
@@ -102,16 +104,18 @@ def _range(offers: list[ZoneOffer]) -> str:
 
 
 @types.command()
-@click.argument("accelerator", metavar="[TYPE]", required=False)
-@click.option("--zone", help="Only this zone.")
+@click.argument("words", metavar="[TYPE] [ZONE]", nargs=-1)
 @json_option
-def stock(accelerator: str | None, zone: str | None, as_json: bool) -> None:
+def stock(words: tuple[str, ...], as_json: bool) -> None:
     """Show what each zone granted and refused, and when it is retried."""
-    name = topology.find(accelerator).name if accelerator is not None else None
+    zones = {word for word in words if zone_error(word) is None}
+    names = {topology.find(word).name for word in words if word not in zones}
     with connection.connect() as client:
         report = client.stock()
     rows = [
-        row for row in report.rows if zone in (None, row.zone) and name in (None, row.accelerator)
+        row
+        for row in report.rows
+        if (not zones or row.zone in zones) and (not names or row.accelerator in names)
     ]
     if as_json:
         output.print_json({"rows": rows})

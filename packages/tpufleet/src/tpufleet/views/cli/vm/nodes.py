@@ -1,5 +1,5 @@
-"""Commands for one TPU VM by name: `tpu vm apply`, `reapply`, `delete`, `restart`, `describe` and
-`status`. They use your Google credentials and no control plane."""
+"""Commands for one TPU VM by name: `tpu vm apply`, `delete`, `restart`, `describe` and `status`.
+They use your Google credentials and no control plane."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tpufleet.model.tpu.topology import short_name
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.vm.options import (
-    NODE_ARGUMENTS,
     NODE_OPTIONS,
     RETRY_OPTIONS,
     example,
@@ -27,52 +26,41 @@ from tpufleet.views.cli.vm.options import (
 from tpufleet.views.cli.vm.outcomes import NodeOutcome, NodeResult, show_nodes, show_outcomes
 
 
-@click.command(epilog=example("tpu vm apply tpu-us-central1-a-0 --type v5e-8"))
-@options(NODE_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, json_option)
+@click.command(
+    epilog="\b\nExamples:\n  tpu vm apply tpu-us-central1-a-0 --type v5e-8\n"
+    "  tpu vm apply tpu-us-central1-a-0 --replace --yes\n"
+)
+@click.argument("name")
+@options(NODE_OPTIONS, RETRY_OPTIONS)
+@click.option("--replace", is_flag=True, help="Delete it first, and keep its configuration.")
+@output.yes_option
+@json_option
 @click.pass_context
 def apply(
-    context: click.Context,
-    name: str,
-    zone: str | None,
-    as_json: bool,
-    **values: Any,
+    context: click.Context, name: str, replace: bool, yes: bool, as_json: bool, **values: Any
 ) -> None:
     """Create a node and wait until it is ready, with retries."""
-    nodes, where = open_nodes(), zone_of(name, zone)
-    request = node_request_from(context, name, values)
+    nodes, where = open_nodes(), zone_of(name)
+    before = nodes.get(where, name) if replace else None
+    request = node_request_from(context, name, values, before)
+    if replace:
+        output.confirm(f"Delete {name} and create it again?", yes)
     with interruptible(undo_hint(name, where)):
+        if replace:
+            nodes.delete(where, name)
         created = nodes.create(where, name, request, values["tries"], values["delay"])
     if created.already_existed:
         output.print_status(f"{name} already exists")
     show_nodes([created.node], as_json)
 
 
-@click.command(epilog=example("tpu vm reapply tpu-us-central1-a-0 --yes"))
-@options(NODE_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, output.yes_option, json_option)
-@click.pass_context
-def reapply(
-    context: click.Context,
-    name: str,
-    zone: str | None,
-    yes: bool,
-    as_json: bool,
-    **values: Any,
-) -> None:
-    """Delete a node and create it again, with the same configuration unless options change it."""
-    nodes, where = open_nodes(), zone_of(name, zone)
-    request = node_request_from(context, name, values, nodes.get(where, name))
-    output.confirm(f"Delete {name} and create it again?", yes)
-    with interruptible(undo_hint(name, where)):
-        nodes.delete(where, name)
-        created = nodes.create(where, name, request, values["tries"], values["delay"])
-    show_nodes([created.node], as_json)
-
-
-@click.command()
-@options(NODE_ARGUMENTS, output.yes_option, json_option)
-def delete(name: str, zone: str | None, yes: bool, as_json: bool) -> None:
+@click.command(epilog=example("tpu vm delete tpu-us-central1-a-0"))
+@click.argument("name")
+@output.yes_option
+@json_option
+def delete(name: str, yes: bool, as_json: bool) -> None:
     """Delete a node, and wait until it is gone."""
-    nodes, where = open_nodes(), zone_of(name, zone)
+    nodes, where = open_nodes(), zone_of(name)
     output.confirm(f"Delete {name} in {where}?", yes)
     with interruptible(f"check whether it was deleted with `tpu vm status {name}`"):
         existed = nodes.delete(where, name)
@@ -80,12 +68,14 @@ def delete(name: str, zone: str | None, yes: bool, as_json: bool) -> None:
     show_outcomes([NodeOutcome(name=name, zone=where, result=result)], as_json)
 
 
-@click.command()
-@options(NODE_ARGUMENTS, output.yes_option, json_option)
-def restart(name: str, zone: str | None, yes: bool, as_json: bool) -> None:
+@click.command(epilog=example("tpu vm restart tpu-us-central1-a-0"))
+@click.argument("name")
+@output.yes_option
+@json_option
+def restart(name: str, yes: bool, as_json: bool) -> None:
     """Stop a node and start it again; its disk is kept. A node of several hosts cannot be stopped:
     after a question it is deleted and created again, with an empty boot disk."""
-    nodes, where = open_nodes(), zone_of(name, zone)
+    nodes, where = open_nodes(), zone_of(name)
     if nodes.is_recreated_to_restart(where, name):
         output.confirm(
             f"{name} has several hosts, which cannot be stopped. Delete it, with the data on its "
@@ -97,11 +87,12 @@ def restart(name: str, zone: str | None, yes: bool, as_json: bool) -> None:
     show_nodes([restarted], as_json)
 
 
-@click.command()
-@options(NODE_ARGUMENTS, json_option)
-def describe(name: str, zone: str | None, as_json: bool) -> None:
+@click.command(epilog=example("tpu vm describe tpu-us-central1-a-0"))
+@click.argument("name")
+@json_option
+def describe(name: str, as_json: bool) -> None:
     """Show everything that the Cloud TPU API reports about a node."""
-    where = zone_of(name, zone)
+    where = zone_of(name)
     node = open_nodes().get(where, name)
     if node.state == "NOT_FOUND":
         raise NotFound(f"no node {name!r} in {where}; `tpu vm fleet list` lists the nodes")
@@ -125,11 +116,12 @@ def describe(name: str, zone: str | None, as_json: bool) -> None:
     )
 
 
-@click.command("status")
-@options(NODE_ARGUMENTS, json_option)
-def status(name: str, zone: str | None, as_json: bool) -> None:
+@click.command(epilog=example("tpu vm status tpu-us-central1-a-0"))
+@click.argument("name")
+@json_option
+def status(name: str, as_json: bool) -> None:
     """Print the state of a node: ready, preempted, creating, … or not found."""
-    node = open_nodes().get(zone_of(name, zone), name)
+    node = open_nodes().get(zone_of(name), name)
     output.print_result(
         {"name": name, "state": node.state}, fleets.display_state(node.state), as_json
     )

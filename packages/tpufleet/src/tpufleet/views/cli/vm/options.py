@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import NodeInfo, NodeRequest
 from tpufleet.model.tpu import topology
 from tpufleet.model.values import durations
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.registry import shared_option
+from tpufleet.views.cli.vm.remote_commands import NodeAddress
 
 if TYPE_CHECKING:
     from tpufleet.compose.providers import ManualNodes
 
 FLEET_TYPE = "v3-8"
-PROJECT = "tpufleet.vm.project"  # in the context
 TRIES, DELAY = 1_000_000, 30.0  # seconds
 
 
@@ -49,28 +50,37 @@ NODE_OPTIONS = options(
     click.option("--autostop", metavar="DURATION",
                  help="Delete the node this long after its creation, such as 8h (default: never)."),
 )  # fmt: skip
-NODE_ARGUMENTS = options(
-    click.argument("name"),
-    click.option("--zone", help="Required unless the name contains it."),
-)
 
 
 def open_nodes() -> ManualNodes:
     """The TPU VMs of the project of `tpu vm --project`, or of the configured one."""
     from tpufleet.compose.providers import manual_nodes
 
-    project = click.get_current_context().meta.get(PROJECT)
-    return manual_nodes(connection.settings(), project, output.print_status)
+    return manual_nodes(connection.settings(), shared_option("project"), output.print_status)
 
 
-def zone_of(name: str, zone: str | None) -> str:
+def zone_of(name: str) -> str:
     """The zone of a node. Rejects invalid names and zones before any call."""
     member = fleets.parse_member(fleets.check_name(name))
-    if zone is not None:
+    if (zone := shared_option("zone")) is not None:
         return fleets.check_zone(zone)
     if member is None:
         raise BadInput(f"--zone is required: the name {name!r} does not contain a zone")
     return member.zone
+
+
+def node_address(nodes: ManualNodes, name: str) -> NodeAddress:
+    """Of a node that a command connects to with ssh."""
+    return NodeAddress(name=name, zone=zone_of(name), project=nodes.project)
+
+
+def ready_node(nodes: ManualNodes, name: str) -> NodeInfo:
+    node = nodes.get(zone_of(name), name)
+    if node.state != "READY":
+        raise FleetError(
+            f"{name} is {fleets.display_state(node.state)}, not ready\n  next: tpu vm status {name}"
+        )
+    return node
 
 
 def node_request(
@@ -123,12 +133,8 @@ def interruptible(hint: str) -> Iterator[None]:
         raise
 
 
-def leftover_hint(command: str) -> str:
-    return f"pending requests may still create nodes; delete them with `{command}`"
-
-
 def undo_hint(name: str, zone: str) -> str:
-    return leftover_hint(f"tpu vm delete {name} --zone {zone}")
+    return f"the node may still be created; `tpu vm delete {name} --zone {zone}` deletes it"
 
 
 def example(line: str) -> str:

@@ -14,11 +14,9 @@ from tpufleet.views.cli import output
 
 class NodeResult(StrEnum):
     CREATED = "created"
-    RECREATED = "recreated"
     DELETED = "deleted"
     EXISTS = "already exists"
     NOT_FOUND = "not found"
-    UNCHANGED = "unchanged"
     FAILED = "failed"
     OK = "ok"
     DONE = "done"
@@ -29,7 +27,6 @@ class NodeResult(StrEnum):
     NO_SSH = "no ssh"
     NO_ANSWER = "no answer"
     WOULD_CREATE = "would be created"
-    WOULD_RECREATE = "would be recreated"
     WOULD_DELETE = "would be deleted"
 
 
