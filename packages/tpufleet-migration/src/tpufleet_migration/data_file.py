@@ -23,7 +23,7 @@ from tpufleet.views.cli.output import json_option
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--as", "name", metavar="USER", help="Import what FILE has of this user.")
 @json_option
-def config_import(file: Path, name: str | None, as_json: bool) -> None:
+def config_import(file: Path, name: str | None) -> None:
     """Import settings, aliases and working directories from the data.json of the job manager that
     this program replaces. Its jobs are not imported."""
     try:
@@ -49,7 +49,7 @@ def config_import(file: Path, name: str | None, as_json: bool) -> None:
         "TPU aliases": len(changes.tpu_aliases),
         "working directories": len(changes.folders),
     }
-    if as_json:
+    if output.as_json():
         output.print_json({"imported": counts, "skipped": skipped})
         return
     click.echo("imported " + ", ".join(f"{count} {what}" for what, count in counts.items()))

@@ -102,7 +102,6 @@ def create(
     on_demand: bool,
     reservation: str | None,
     dry_run: bool,
-    as_json: bool,
 ) -> None:
     """Submit a workload and return. Preemptions are retried, whatever --max-restarts is."""
     options = ["--name", name, "--slices", str(num_slices), "--workdir", script_dir, "--detach"]
@@ -117,7 +116,7 @@ def create(
     chosen = {"--spot": spot, "--on-demand": on_demand, "--reserved": bool(reservation)}
     options += [flag for flag, given in chosen.items() if given]
     options += ["--set", f"pod.image={image}"] if image else []
-    options += ["--dry-run"] * dry_run + ["--json"] * as_json
+    options += ["--dry-run"] * dry_run
     args = [*options, tpu_type, "--", command]
     with submit.run.make_context("run", args, parent=context) as inner:
         submit.run.invoke(inner)
@@ -129,11 +128,10 @@ def create(
 @_accepted("--cluster", "--project", "--zone")
 @json_option
 @click.pass_context
-def list_workloads(context: click.Context, status: str, pattern: str | None, as_json: bool) -> None:
+def list_workloads(context: click.Context, status: str, pattern: str | None) -> None:
     """List workloads, newest first."""
     args = [f"state:{','.join(STATES[status])}"] if STATES[status] else []
     args += [f"name:{pattern}"] if pattern else []
-    args += ["--json"] * as_json
     with jobs_command.jobs.make_context("jobs", args, parent=context) as inner:
         jobs_command.jobs.invoke(inner)
 
@@ -144,10 +142,9 @@ def list_workloads(context: click.Context, status: str, pattern: str | None, as_
 @_accepted("--cluster", "--project", "--zone")
 @json_option
 @click.pass_context
-def delete(context: click.Context, name: str, force: bool, as_json: bool) -> None:
+def delete(context: click.Context, name: str, force: bool) -> None:
     """Cancel a workload. Its logs and checkpoints are kept; `tpu archive purge` deletes them."""
-    args = [name, *(["--json"] * as_json)]
-    with cancel_command.cancel.make_context("cancel", args, parent=context) as inner:
+    with cancel_command.cancel.make_context("cancel", [name], parent=context) as inner:
         cancel_command.cancel.invoke(inner)
 
 

@@ -60,7 +60,6 @@ def submit_code(
     project: str | None,
     database: str | None,
     collection: str,
-    as_json: bool,
 ) -> None:
     """Add the Python code in FILE (`-` is standard input; default: a small example) to a Firestore
     collection that a `tpu bridge firestore` serves.
@@ -72,13 +71,13 @@ def submit_code(
 
     submissions = CodeSubmissions(project, database, collection)
     if listing:
-        _list(submissions.list_newest(), as_json)
+        _list(submissions.list_newest())
         return
     if document_id is None:
         metadata = {"submitted_by": getpass.getuser(), "description": description}
         document_id = submissions.add(_code(file), challenge, timeout, metadata)
     rows = submissions.follow(document_id) if follow else [submissions.show(document_id)]
-    status = _show(rows, as_json, follow)
+    status = _show(rows, follow)
     context.exit(status if follow else 0)
 
 
@@ -91,8 +90,8 @@ def _code(file: str | None) -> str:
         raise BadInput(f"cannot read {file}: {error}") from error
 
 
-def _list(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
+def _list(rows: list[dict[str, Any]]) -> None:
+    if output.as_json():
         output.print_json({"documents": rows})
         return
     output.print_table(
@@ -111,12 +110,12 @@ def _list(rows: list[dict[str, Any]], as_json: bool) -> None:
     )
 
 
-def _show(rows: Iterable[dict[str, Any]], as_json: bool, follow: bool) -> int:
+def _show(rows: Iterable[dict[str, Any]], follow: bool) -> int:
     """The exit status. While following, one line per status; at the end the whole document."""
     status = ""
     for row in rows:
         status = str(row.get("status"))
-        if as_json:
+        if output.as_json():
             output.print_json(row)
             continue
         if follow and status in _STATUS_TIMES:

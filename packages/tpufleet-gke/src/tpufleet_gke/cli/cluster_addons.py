@@ -30,7 +30,7 @@ kubeconfig_option = click.option(
     help="Where to write.",
 )
 @json_option
-def render(folder: Path, as_json: bool) -> None:
+def render(folder: Path) -> None:
     """Write manifests of teams and queues, Helm values, and Cloud Build pipelines."""
     _, environment = read_environment()
     files = {
@@ -44,14 +44,14 @@ def render(folder: Path, as_json: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     written = [str(folder / name) for name in files]
-    output.print_result({"files": written}, "\n".join(written), as_json)
+    output.print_result({"files": written}, "\n".join(written))
 
 
 @click.command(epilog="\b\nExample:\n  tpu cluster install --file cluster.yaml\n")
 @kubeconfig_option
 @click.option("--queues-only", is_flag=True, help="Only namespaces, queues and priorities.")
 @json_option
-def install(kubeconfig: str | None, queues_only: bool, as_json: bool) -> None:
+def install(kubeconfig: str | None, queues_only: bool) -> None:
     """Install JobSet, Kueue and cert-manager at the versions of cluster.yaml, then the queues.
 
     Waits until each is available. Can be repeated.
@@ -66,18 +66,18 @@ def install(kubeconfig: str | None, queues_only: bool, as_json: bool) -> None:
         output.print_status(message)
 
     step(environment, kubectl, report)
-    output.print_result({"done": done}, "installed", as_json)
+    output.print_result({"done": done}, "installed")
 
 
 @click.command(epilog="\b\nExample:\n  tpu cluster doctor --kubeconfig lab.conf\n")
 @kubeconfig_option
 @json_option
 @click.pass_context
-def doctor(context: click.Context, kubeconfig: str | None, as_json: bool) -> None:
+def doctor(context: click.Context, kubeconfig: str | None) -> None:
     """Check add-ons and queues of the cluster against cluster.yaml. Exit status 1 if any fails."""
     _, environment = read_environment()
     found = addons.checks(environment, _kubectl(kubeconfig))
-    if as_json:
+    if output.as_json():
         output.print_json({"cluster": names.cluster(environment), "checks": found})
     else:
         output.print_table(
@@ -115,7 +115,7 @@ def doctor(context: click.Context, kubeconfig: str | None, as_json: bool) -> Non
 def example(
     name: str, team: str | None, tpu_type: str, slices: int, image: str,
     bucket: str | None, dataset: str | None, tensorboard: str | None, uploader_image: str | None,
-    suffix: str, as_json: bool,
+    suffix: str,
 ) -> None:  # fmt: skip
     """Print the JobSet of an example, for `kubectl apply`; the type decides hosts and chips."""
     import yaml
@@ -140,7 +140,7 @@ def example(
                 image=uploader_image or image, suffix=suffix,
             )  # fmt: skip
             jobset = {"apiVersion": "v1", "kind": "List", "items": [jobset, upload]}
-    output.print_result(jobset, yaml.safe_dump(jobset, sort_keys=False).rstrip(), as_json)
+    output.print_result(jobset, yaml.safe_dump(jobset, sort_keys=False).rstrip())
 
 
 def _kubectl(kubeconfig: str | None) -> addons.Kubectl:

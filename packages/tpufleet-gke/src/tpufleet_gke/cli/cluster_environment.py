@@ -43,7 +43,7 @@ rehearse_option = click.option(
 @click.option("--zone", "zones", multiple=True, required=True, help="Zone of TPUs. Repeatable.")
 @click.option("--type", "tpu_type", default="v5e-16", show_default=True, help="TPU type.")
 @json_option
-def init(project: str, zones: tuple[str, ...], tpu_type: str, as_json: bool) -> None:
+def init(project: str, zones: tuple[str, ...], tpu_type: str) -> None:
     """Write a commented cluster.yaml, and its JSON schema for editors."""
     file: Path = shared_option("file")
     if file.exists():
@@ -57,14 +57,14 @@ def init(project: str, zones: tuple[str, ...], tpu_type: str, as_json: bool) -> 
     described = json.dumps(parse.json_schema(), indent=1)
     (file.parent / starter_file.SCHEMA_FILE).write_text(f"{described}\n")
     written = {"file": str(file), "schema": str(file.parent / starter_file.SCHEMA_FILE)}
-    output.print_result(written, f"wrote {file} and {starter_file.SCHEMA_FILE}", as_json)
+    output.print_result(written, f"wrote {file} and {starter_file.SCHEMA_FILE}")
     output.print_status("  next: `tpu cluster plan --rehearse` shows what it creates and costs")
 
 
 @click.command(epilog="\b\nExample:\n  tpu cluster plan --rehearse\n")
 @rehearse_option
 @json_option
-def plan(rehearse: bool, as_json: bool) -> None:
+def plan(rehearse: bool) -> None:
     """Show what apply would change, with the cost per hour. Changes nothing.
 
     Also shows drift: what was changed outside. The generated Terraform files are written beside
@@ -74,14 +74,14 @@ def plan(rehearse: bool, as_json: bool) -> None:
     _warn(file, environment)
     with _planner(file, environment, rehearse) as runner:
         planned = [runner.plan(stage) for stage in StageName]
-    _show(environment, planned, as_json)
+    _show(environment, planned)
 
 
 @click.command(epilog="\b\nExample:\n  tpu cluster apply --file lab.yaml\n")
 @rehearse_option
 @yes_option
 @json_option
-def apply(rehearse: bool, yes: bool, as_json: bool) -> None:
+def apply(rehearse: bool, yes: bool) -> None:
     """Create or change the environment, stage by stage, after showing each plan.
 
     After an interruption or an error, give the same command again: it continues.
@@ -91,7 +91,7 @@ def apply(rehearse: bool, yes: bool, as_json: bool) -> None:
     with _runner(file, environment, rehearse) as runner:
         changed = _carry_out(runner, list(StageName), yes, destroy=False)
         _save_outputs(runner)
-    output.print_result({"changes": changed}, f"applied {len(changed)} changes", as_json)
+    output.print_result({"changes": changed}, f"applied {len(changed)} changes")
     if not rehearse:
         login = install.login_command(environment)
         output.print_status(f"  next: {login}, `tpu cluster install`")
@@ -102,7 +102,7 @@ def apply(rehearse: bool, yes: bool, as_json: bool) -> None:
 @click.option("--bootstrap", is_flag=True, help="Also the service account and state bucket.")
 @yes_option
 @json_option
-def destroy(rehearse: bool, bootstrap: bool, yes: bool, as_json: bool) -> None:
+def destroy(rehearse: bool, bootstrap: bool, yes: bool) -> None:
     """Delete the environment, last stage first, after showing what goes.
 
     Refused while cluster.yaml has deletion_protection; set it to false and apply first.
@@ -123,7 +123,7 @@ def destroy(rehearse: bool, bootstrap: bool, yes: bool, as_json: bool) -> None:
             if not rehearse:
                 _leave_state_bucket(runner, environment)
             deleted += _carry_out(runner, [StageName.BOOTSTRAP], yes, destroy=True)
-    output.print_result({"changes": deleted}, f"deleted {len(deleted)} resources", as_json)
+    output.print_result({"changes": deleted}, f"deleted {len(deleted)} resources")
 
 
 def _check_unprotected(runner: StageRunner, apply_command: str) -> None:
@@ -231,11 +231,11 @@ def _save_outputs(runner: StageRunner) -> None:
         path.write_text(json.dumps(runner.outputs(stage), indent=1, sort_keys=True) + "\n")
 
 
-def _show(environment: Environment, planned: Sequence[StagePlan], as_json: bool) -> None:
+def _show(environment: Environment, planned: Sequence[StagePlan]) -> None:
     found = [change for stage in planned for change in stage.changes]
     drifted = [change for stage in planned for change in stage.drift]
     estimate = costs.estimate(environment)
-    if as_json:
+    if output.as_json():
         output.print_json({"changes": found, "drift": drifted, "cost": estimate})
         return
     if drifted:

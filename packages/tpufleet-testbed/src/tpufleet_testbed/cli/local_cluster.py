@@ -45,13 +45,13 @@ def local_group(folder: Path | None) -> None:
 
 @local_group.command("build", epilog="\b\nExample:\n  tpu cluster local build\n")
 @json_option
-def build(as_json: bool) -> None:
+def build() -> None:
     """Build the programs into a cache without starting them. Prints their folder.
 
     Needs Go 1.26 or newer and 6 GiB of disk, and takes about ten minutes the first time.
     """
     folder = str(binaries.ensure(output.print_status).folder)
-    output.print_result({"folder": folder}, folder, as_json)
+    output.print_result({"folder": folder}, folder)
 
 
 @local_group.command(
@@ -78,7 +78,6 @@ def build(as_json: bool) -> None:
 @json_option
 def up(
     node: bool, accelerator: str, lws: bool, gke: bool, gke_plan: Path | None,
-    as_json: bool,
 ) -> None:  # fmt: skip
     """Start the cluster and print the path of its kubeconfig.
 
@@ -106,7 +105,7 @@ def up(
         )
         _add_node(plane, shape)
     kubeconfig = str(plane.kubeconfig)
-    output.print_result({"kubeconfig": kubeconfig}, kubeconfig, as_json)
+    output.print_result({"kubeconfig": kubeconfig}, kubeconfig)
 
 
 def _add_node(plane: KubernetesControlPlane, shape: NodeShape) -> None:
@@ -125,7 +124,7 @@ def _add_node(plane: KubernetesControlPlane, shape: NodeShape) -> None:
     '  eval "$(tpu cluster local env)" && tpu provisioner\n',
 )
 @json_option
-def env(as_json: bool) -> None:
+def env() -> None:
     """Print variables for a shell. With them, a server runs jobs on the real node (`up --node`),
     and a provisioner uses the emulated GKE (`up --gke`)."""
     plane = cluster.find(_folder())
@@ -139,7 +138,7 @@ def env(as_json: bool) -> None:
     if "TPUFLEET_SERVER" in variables:
         # The server is not on loopback, so its token is not read from the state folder by default.
         variables["TPUFLEET_TOKEN_FILE"] = str(connection.settings().home / "token")
-    if as_json:
+    if output.as_json():
         output.print_json(variables)
         return
     for name, value in variables.items():
@@ -181,7 +180,7 @@ def kubectl(context: click.Context, args: tuple[str, ...]) -> None:
     help="Write the bill of materials (CycloneDX JSON) to this file.",
 )
 @json_option
-def image(target: Path, variant: str, bill: Path | None, as_json: bool) -> None:
+def image(target: Path, variant: str, bill: Path | None) -> None:
     """Build a container image of this checkout into an archive, without a container engine.
 
     The archive is an OCI image layout, which `ctr images import` reads. Needs Linux, root and
@@ -195,24 +194,24 @@ def image(target: Path, variant: str, bill: Path | None, as_json: bool) -> None:
     if bill is not None:
         bill.write_text(json.dumps(sbom.bill_of_materials(built), indent=1) + "\n")
     result = {"image": built.reference, "archive": str(target)}
-    output.print_result(result, built.reference, as_json)
+    output.print_result(result, built.reference)
 
 
 @local_group.command("down", epilog="\b\nExample:\n  tpu cluster local down\n")
 @json_option
-def down(as_json: bool) -> None:
+def down() -> None:
     """Stop the cluster and delete everything of it."""
     stopped = cluster.down(_folder())
     message = "stopped" if stopped else f"no cluster is running in {_folder()}"
-    output.print_result({"stopped": stopped}, message, as_json)
+    output.print_result({"stopped": stopped}, message)
 
 
 @local_group.command("status", epilog="\b\nExample:\n  tpu cluster local status\n")
 @json_option
-def status(as_json: bool) -> None:
+def status() -> None:
     """List the processes of the cluster."""
     parts = cluster.status(_folder())
-    if as_json:
+    if output.as_json():
         output.print_json(parts)
         return
     output.print_table(

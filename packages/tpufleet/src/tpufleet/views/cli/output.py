@@ -24,9 +24,30 @@ Cell = str | tuple[str, str]  # a text, or a text and its style
 
 NARROW = 100  # columns; below, tables leave out what explains rather than tells
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_JSON = "tpufleet.json"  # in the context
+
+
+def _remember_json(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        context.meta[_JSON] = True
+
+
+# Read by `as_json`, so that no function has to pass it on.
+json_option = click.option(
+    "--json",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember_json,
+    help="Print JSON.",
+)
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+
+
+def as_json() -> bool:
+    """Whether the command that runs was given --json."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_JSON))
 
 
 def is_terminal() -> bool:
@@ -52,9 +73,9 @@ def print_json(value: Any) -> None:
     click.echo(encoding.to_json(value).decode())
 
 
-def print_result(value: object, message: str, as_json: bool) -> None:
+def print_result(value: object, message: str) -> None:
     """The result of a change, for programs or for people."""
-    if as_json:
+    if as_json():
         print_json(value)
     else:
         click.echo(text.without_control_characters(message))

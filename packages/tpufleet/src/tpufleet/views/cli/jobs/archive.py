@@ -56,7 +56,6 @@ def archive(
     all_users: bool,
     dry_run: bool,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Hide ended jobs from `tpu jobs`: each JOB, or all of yours that match. Nothing is deleted.
 
@@ -66,14 +65,14 @@ def archive(
     request = ArchiveRequest(**_selection(jobs, older_than, state, all_users), dry_run=dry_run)
     everything = not (jobs or older_than or state or dry_run)
     with connection.connect() as client:
-        if everything and not (yes or as_json):
+        if everything and not (yes or output.as_json()):
             matching = len(client.archive(replace(request, dry_run=True)))
             if matching:
                 whose = "of all users" if all_users else "of yours"
                 question = f"Archive all {text.counted(matching, 'ended job')} {whose}?"
                 output.confirm(question, yes)
         rows = client.archive(request)
-    if as_json:
+    if output.as_json():
         output.print_json({"jobs": rows})
         return
     if not rows:
@@ -101,7 +100,7 @@ def archive(
 @click.argument("jobs", metavar="[JOB…]", nargs=-1)
 @click.option("--query", help="Archived jobs of yours that match; all: is:archived.")
 @json_option
-def undo(jobs: tuple[str, ...], query: str | None, as_json: bool) -> None:
+def undo(jobs: tuple[str, ...], query: str | None) -> None:
     """List archived jobs in `tpu jobs` again: each JOB, or those that match --query.
 
     Files that `tpu archive purge` deleted do not come back.
@@ -115,7 +114,7 @@ def undo(jobs: tuple[str, ...], query: str | None, as_json: bool) -> None:
         rows: list[JobRow] = []
         for start in range(0, len(refs), JOBS_PER_REQUEST):
             rows += client.unarchive(refs[start : start + JOBS_PER_REQUEST])
-    if as_json:
+    if output.as_json():
         output.print_json({"jobs": rows})
     elif not rows:
         output.print_status("no archived jobs match")
@@ -142,7 +141,6 @@ def purge(
     checkpoints: bool,
     dry_run: bool,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Delete the logs, results and code of ended jobs: of each JOB, or of all of yours that match,
     archived or not. Checkpoints are kept unless --checkpoints is given.
@@ -154,12 +152,12 @@ def purge(
     selection = _selection(jobs, older_than, state, all_users)
     with connection.connect() as client:
         report = client.purge(PurgeRequest(**selection, checkpoints=checkpoints, dry_run=True))
-        if report.jobs and not as_json:
+        if report.jobs and not output.as_json():
             _show_jobs(report)
         if dry_run or not report.jobs:
-            _show_summary(report, "would be deleted", _nothing_left(jobs, checkpoints), as_json)
+            _show_summary(report, "would be deleted", _nothing_left(jobs, checkpoints))
             return
-        output.confirm(f"Delete {_summary(report)}?", yes or as_json)
+        output.confirm(f"Delete {_summary(report)}?", yes or output.as_json())
         # Exactly the listed jobs, and none that ended meanwhile.
         # Newest first: those that use the checkpoints of an earlier one go before it.
         ids = [row.id for row in reversed(report.jobs)]
@@ -175,7 +173,7 @@ def purge(
             if start + JOBS_PER_REQUEST < len(ids):
                 output.print_status(f"{start + JOBS_PER_REQUEST} of {len(ids)}")
         nothing = "nothing was left to delete: another purge has deleted it meanwhile"
-        _show_summary(deleted, "deleted", nothing, as_json)
+        _show_summary(deleted, "deleted", nothing)
 
 
 def _selection(
@@ -224,8 +222,8 @@ def _nothing_left(jobs: Sequence[str], checkpoints: bool) -> str:
     return f"no {files} of {', '.join(jobs)} are left to delete"
 
 
-def _show_summary(report: PurgeReport, outcome: str, nothing: str, as_json: bool) -> None:
-    if as_json:
+def _show_summary(report: PurgeReport, outcome: str, nothing: str) -> None:
+    if output.as_json():
         output.print_json(report)
     elif not report.jobs:
         output.print_status(nothing)

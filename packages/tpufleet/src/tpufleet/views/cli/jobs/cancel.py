@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 @click.option("--waiting", is_flag=True, help="Only jobs that wait in the queue.")
 @yes_option
 @json_option
-def cancel(
-    jobs: tuple[str, ...], everything: bool, waiting: bool, yes: bool, as_json: bool
-) -> None:
+def cancel(jobs: tuple[str, ...], everything: bool, waiting: bool, yes: bool) -> None:
     """Cancel each JOB: SIGTERM, the grace period, SIGKILL; then its slices are released.
 
     A SLICE, by name or alias, means the job on it.
@@ -39,7 +37,7 @@ def cancel(
             mine = client.all_jobs(owner=client.me().name, state="live")
             jobs = tuple(row.id for row in mine if queued is None or row.id in queued)
             if jobs:
-                output.confirm(f"Cancel {text.counted(len(jobs), 'job')}?", yes or as_json)
+                output.confirm(f"Cancel {text.counted(len(jobs), 'job')}?", yes or output.as_json())
         rows, errors = [], []
         for job in jobs:  # one that cannot be cancelled must not protect the others
             try:
@@ -51,9 +49,9 @@ def cancel(
                 rows.append(_cancel(client, job))
             except (NotFound, Conflict, Forbidden) as error:
                 errors.append(str(error))
-    if as_json:
+    if output.as_json():
         output.print_json({"jobs": rows})
-    for row in rows if not as_json else ():
+    for row in rows if not output.as_json() else ():
         verb = "cancelled" if row.state in ENDED_STATES else "cancelling"
         click.echo(f"{verb} {row.name} ({row.id})")
     if errors:

@@ -29,7 +29,7 @@ MAX_PLOTS = 4  # without --metric
     "--metric", "-m", metavar="NAME", help="Plot this metric (default: the first 4)."
 )
 @json_option
-def compare(jobs: tuple[str, ...], diff: bool, metric: tuple[str, ...], as_json: bool) -> None:
+def compare(jobs: tuple[str, ...], diff: bool, metric: tuple[str, ...]) -> None:
     """Compare JOBs: settings that differ, code that differs from the first job, metrics, curves.
 
     Of one JOB, show its metrics as curves over its steps; they stay after its end. A program
@@ -37,12 +37,12 @@ def compare(jobs: tuple[str, ...], diff: bool, metric: tuple[str, ...], as_json:
     from its output.
     """
     if len(jobs) == 1:
-        _show_metrics(jobs[0], metric, as_json)
+        _show_metrics(jobs[0], metric)
         return
     with connection.connect() as client:
         comparison = client.compare(jobs)
         series = [client.metrics(row.id) for row in comparison.jobs]
-    if as_json:
+    if output.as_json():
         output.print_json({"comparison": comparison, "series": series})
         return
     output.print_table(*comparison_table(comparison), "")
@@ -54,10 +54,10 @@ def compare(jobs: tuple[str, ...], diff: bool, metric: tuple[str, ...], as_json:
         output.print_line(line)
 
 
-def _show_metrics(job: str, metric: tuple[str, ...], as_json: bool) -> None:
+def _show_metrics(job: str, metric: tuple[str, ...]) -> None:
     with connection.connect() as client:
         series = client.metrics(job)
-    if as_json:
+    if output.as_json():
         output.print_json(series)
         return
     if not any(point.values for point in series.points):

@@ -20,7 +20,7 @@ from tpufleet.errors import BadInput, FleetError, install_command
 from tpufleet.model.api_types import JobRow, NewJob
 from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet.views import text
-from tpufleet.views.cli import connection
+from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.jobs import follow, follow_display
 from tpufleet.views.cli.operators import serve
 
@@ -47,14 +47,13 @@ WORKLOAD = Path(__file__).parents[3] / "demo"
     type=click.Path(path_type=Path),
     help="Keep database, logs and checkpoints in this new folder.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
+@output.json_option
 @click.pass_context
 def demo(
     context: click.Context,
     multislice: bool,
     notice: bool,
     folder: Path | None,
-    as_json: bool,
 ) -> None:
     """Train a small JAX model on a simulated v5e-16 (4 hosts, 16 chips), twice.
 
@@ -65,24 +64,23 @@ def demo(
     _require_jax()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: leave nothing behind
     with _working_folder(folder) as home, _control_plane(home) as client:
-        run = _DemoRun(client, slices=2 if multislice else 1, notice=notice, as_json=as_json)
+        run = _DemoRun(client, slices=2 if multislice else 1, notice=notice)
         context.exit(0 if run.run() else 1)
 
 
 class _DemoRun:
-    def __init__(self, client: FleetClient, *, slices: int, notice: bool, as_json: bool) -> None:
+    def __init__(self, client: FleetClient, *, slices: int, notice: bool) -> None:
         self._client = client
         self._slices = slices
         self._fault = "preempt-notice" if notice else "preempt"
-        self._as_json = as_json
         self._start = time.monotonic()
 
     def run(self) -> bool:
         chips = f"{self._slices} × {TYPE}: {4 * self._slices} hosts, {16 * self._slices} chips"
         self._heading(f"1. A training job without disturbance ({chips}, simulated)")
-        baseline = self._train("baseline", follow_display.screen_for(self._as_json))
+        baseline = self._train("baseline", follow_display.screen())
         self._heading("2. The same job, preempted half way")
-        screen = follow_display.screen_for(self._as_json)
+        screen = follow_display.screen()
         preempted = self._train("preempted", _PreemptingScreen(self._client, screen, self._fault))
         self._heading("3. The two results")
         return self._compare(baseline, preempted)
@@ -121,7 +119,7 @@ class _DemoRun:
     def _compare(self, baseline: dict[str, Any], preempted: dict[str, Any]) -> bool:
         same = all(baseline[key] == preempted[key] for key in ("steps", "loss", "params_sha256"))
         seconds = time.monotonic() - self._start
-        if self._as_json:
+        if output.as_json():
             outcome = {
                 "same": same,
                 "baseline": baseline,
@@ -145,7 +143,7 @@ class _DemoRun:
         return same
 
     def _heading(self, title: str) -> None:
-        if not self._as_json:
+        if not output.as_json():
             click.secho(f"\n{title}", bold=True)
 
 

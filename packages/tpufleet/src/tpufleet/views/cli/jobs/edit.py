@@ -41,7 +41,6 @@ def edit(
     priority: int | None,
     query: str | None,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Change the name, tags, notes or priority of a live or ended JOB."""
     changes = JobChanges(name=name, add_tags=tags, remove_tags=untag, notes=note, priority=priority)
@@ -53,13 +52,13 @@ def edit(
         if query is not None:
             owner = None if names_owner(query) else client.me().name
             refs = [row.id for row in client.all_jobs(query=query, owner=owner)]
-            output.confirm(f"Change {text.counted(len(refs), 'job')}?", yes or as_json)
+            output.confirm(f"Change {text.counted(len(refs), 'job')}?", yes or output.as_json())
         rows = []
         for ref in refs:
             earlier = client.job(ref).row.notes if append and note else ""
             appended = replace(changes, notes=f"{earlier}\n{note}") if earlier else changes
             rows.append(client.change_job(ref, appended))
-    if as_json:
+    if output.as_json():
         output.print_json({"jobs": rows})
         return
     for row in rows:

@@ -13,6 +13,7 @@ from tpufleet.model.fleet.hosts import Progress
 from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.model.values import encoding
 from tpufleet.views import text
+from tpufleet.views.cli import output
 from tpufleet.views.cli.jobs import waiting_table
 
 
@@ -33,8 +34,8 @@ class Screen(Protocol):
     def close(self) -> None: ...
 
 
-def screen_for(as_json: bool) -> Screen:
-    if as_json:
+def screen() -> Screen:
+    if output.as_json():
         return JsonScreen()
     return TerminalScreen() if sys.stdout.isatty() else PlainScreen()
 

@@ -64,7 +64,6 @@ def jobs(
     limit: int,
     watch: bool,
     verbose: bool,
-    as_json: bool,
 ) -> None:
     """List jobs, newest first, with state, progress and reason.
 
@@ -88,7 +87,7 @@ def jobs(
         def refresh() -> None:
             found = client.jobs(limit=min(limit + 1, MOST_ROWS), **selection).jobs
             rows = found[:limit]
-            if as_json:
+            if output.as_json():
                 output.print_json({"jobs": rows})
                 return
             empty = "" if rows else _empty_list(client, selection, filtered)
@@ -186,7 +185,7 @@ def _cells(row: JobRow, now: datetime, reason_length: int) -> list[Cell]:
 @click.command()
 @click.argument("job")
 @json_option
-def show(job: str, as_json: bool) -> None:
+def show(job: str) -> None:
     """Show one JOB: its spec, attempts, slices and hosts.
 
     JOB is a name (your newest job of that name), OWNER/NAME, @last (your newest job), an id, or the
@@ -194,7 +193,7 @@ def show(job: str, as_json: bool) -> None:
     """
     with connection.connect() as client:
         detail = client.job(job)
-    if as_json:
+    if output.as_json():
         output.print_json(detail)
         return
     _show_job(detail)
@@ -290,12 +289,12 @@ def _attempt_cells(attempt: Attempt, now: datetime) -> list[Cell]:
 @click.command()
 @click.argument("job")
 @json_option
-def why(job: str, as_json: bool) -> None:
+def why(job: str) -> None:
     """Explain why JOB waits and until when, what it is doing, or why it ended."""
     with connection.connect() as client:
         explanation = client.why(job)
         use_time_zone(client)
-    if as_json:
+    if output.as_json():
         output.print_json(explanation)
     else:
         show_explanation(explanation)

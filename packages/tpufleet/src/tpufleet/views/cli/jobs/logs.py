@@ -42,7 +42,6 @@ def logs(
     attempt: int | None,
     tail: int | None,
     raw: bool,
-    as_json: bool,
 ) -> None:
     """Print the output of JOB, each line prefixed with its host.
 
@@ -56,7 +55,7 @@ def logs(
         if follow:
             current: int | None = None
             for line in client.follow_logs(job, host=host, attempt=attempt, tail=tail):
-                if as_json:
+                if output.as_json():
                     output.print_json(line)
                     continue
                 if current is not None and line.attempt != current:
@@ -67,7 +66,7 @@ def logs(
                 click.echo(prefix + shown, color=raw or None)
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
-        if as_json:
+        if output.as_json():
             output.print_json({"job": job, "lines": _lines("".join(pieces))})
             return
         last = ""
@@ -115,7 +114,7 @@ class _EventsCommand(click.Command):
 @click.option("--follow", "-f", is_flag=True, help="Follow until interrupted.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000))
 @json_option
-def events(subject: str | None, follow: bool, limit: int, as_json: bool) -> None:
+def events(subject: str | None, follow: bool, limit: int) -> None:
     """Print the events of JOB, of slice:ID, pool:NAME, user:NAME or reservation:ID, or of the whole
     fleet, oldest first."""
     kind, colon, name = (subject or "").partition(":")
@@ -125,13 +124,13 @@ def events(subject: str | None, follow: bool, limit: int, as_json: bool) -> None
     about: dict[str, Any] = {SUBJECTS[kind]: name} if colon else {}
     with connection.connect(follow=follow) as client:
         page = client.events(job, limit=limit, newest=True, **about)
-        if not as_json:
+        if not output.as_json():
             use_time_zone(client)
-        if as_json and not follow:
+        if output.as_json() and not follow:
             output.print_json(page)
             return
         for event in page.events:
-            _show(event, as_json, about=job is None)
+            _show(event, about=job is None)
         if not follow:
             if not page.events:
                 output.print_status("no events yet")
@@ -139,11 +138,11 @@ def events(subject: str | None, follow: bool, limit: int, as_json: bool) -> None
         ref = client.job(job).job.id if job is not None else None
         for item in client.stream(job=ref, after=page.last):
             if isinstance(item, Event) and name in ("", getattr(item, FIELDS.get(kind, ""), "")):
-                _show(item, as_json, about=job is None)
+                _show(item, about=job is None)
 
 
-def _show(event: Event, as_json: bool, *, about: bool) -> None:
-    if as_json:
+def _show(event: Event, *, about: bool) -> None:
+    if output.as_json():
         output.print_json(event)
     else:
         output.print_line(text.event(event, about=about), text.colour(event.state))

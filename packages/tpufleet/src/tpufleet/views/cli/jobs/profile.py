@@ -66,7 +66,7 @@ class ProfiledHost:
     help="Folder for the trace (default: profiles/JOB).",
 )
 @json_option
-def profile(job: str, seconds: float, host: int | None, folder: Path | None, as_json: bool) -> None:
+def profile(job: str, seconds: float, host: int | None, folder: Path | None) -> None:
     """Record a `jax.profiler` trace of a running JOB and write it to a folder that TensorBoard
     reads. The job continues meanwhile.
 
@@ -81,12 +81,12 @@ def profile(job: str, seconds: float, host: int | None, folder: Path | None, as_
         target = folder or Path("profiles", name)
         for each in hosts:  # all of them first, so that they record at the same time
             client.send_host_command(each.slice_id, each.request)
-        if not as_json:
+        if not output.as_json():
             count = text.counted(len(hosts), "host")
             output.print_status(f"recording {seconds:g} s on {count} of {name}")
         run = datetime.now().strftime("%Y_%m_%d_%H_%M_%S")
         files = [path for each in hosts for path in _fetch(client, each, target, run)]
-    if as_json:
+    if output.as_json():
         output.print_json({"folder": str(target), "files": [str(path) for path in files]})
         return
     size = sum(path.stat().st_size for path in files)

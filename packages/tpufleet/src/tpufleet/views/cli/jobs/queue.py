@@ -30,7 +30,7 @@ TITLES = ("QUEUE", "POS", "JOB", "OWNER", "NEEDS", "PRIORITY", "USED", "STARTS",
 @click.option("--user", metavar="NAME", help="Only jobs of this user, or of `me`.")
 @click.option("--mine", is_flag=True, hidden=True)  # an earlier spelling of `--user me`
 @json_option
-def queue(pool: str | None, user: str | None, mine: bool, as_json: bool) -> None:
+def queue(pool: str | None, user: str | None, mine: bool) -> None:
     """List jobs that wait, in the order in which they are placed.
 
     The order is: higher priority first; then users who used fewer chips lately (USED, in chip
@@ -41,7 +41,7 @@ def queue(pool: str | None, user: str | None, mine: bool, as_json: bool) -> None
         owner = client.me().name if mine or user == "me" else user
         entries = client.queue(pool=pool, owner=owner)
         use_time_zone(client)
-    if as_json:
+    if output.as_json():
         output.print_json({"queue": entries})
         return
     now = datetime.now(UTC)
@@ -84,7 +84,7 @@ def because(entry: QueueEntry) -> str:
 @click.option("--last", is_flag=True, help="To the end of its queue.")
 @click.option("--before", metavar="JOB", help="Ahead of this job.")
 @json_option
-def move(job: str, first: bool, last: bool, before: str | None, as_json: bool) -> None:
+def move(job: str, first: bool, last: bool, before: str | None) -> None:
     """Move JOB within its queue.
 
     You can reorder your own jobs; moving one ahead of other users' jobs requires the admin role.
@@ -92,7 +92,7 @@ def move(job: str, first: bool, last: bool, before: str | None, as_json: bool) -
     output.require_one({"--first": first, "--last": last, "--before": before is not None})
     with connection.connect() as client:
         row = client.move_in_queue(job, first=first, last=last, before=before)
-    output.print_result(row, f"moved {row.name} ({row.id})", as_json)
+    output.print_result(row, f"moved {row.name} ({row.id})")
 
 
 def _subcommand(name: str, help_text: str, change: Change, done: str) -> None:
@@ -101,14 +101,14 @@ def _subcommand(name: str, help_text: str, change: Change, done: str) -> None:
     @queue.command(name, help=help_text)
     @click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
     @json_option
-    def command(jobs: tuple[str, ...], as_json: bool) -> None:
+    def command(jobs: tuple[str, ...]) -> None:
         with connection.connect() as client:
             rows = [change(client, job) for job in jobs]
         lines = "\n".join(
             f"{row.name} ({row.id}): {done if row.state in WAITING_STATES else row.state}"
             for row in rows
         )
-        output.print_result({"jobs": rows}, lines, as_json)
+        output.print_result({"jobs": rows}, lines)
 
 
 def _run_now(client: FleetClient, job: str) -> JobRow:

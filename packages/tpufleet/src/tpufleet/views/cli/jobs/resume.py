@@ -115,7 +115,6 @@ def _resubmit(
     tags: tuple[str, ...],
     settings: tuple[str, ...],
     detach: bool,
-    as_json: bool,
 ) -> int:
     from tpufleet.views.cli.jobs import submit
 
@@ -143,11 +142,11 @@ def _resubmit(
         code = " with new code" if snapshot not in (None, parent.snapshot) else ""
         message = f"{how} {row.name} as {row.id} (parent {row.parent}){code}"
         if detach:
-            output.print_result(row, message, as_json)
+            output.print_result(row, message)
             return 0
-        if not as_json:
+        if not output.as_json():
             click.echo(message)
-        return submit.follow_jobs(client, (row,), as_json, announce=False)
+        return submit.follow_jobs(client, (row,), announce=False)
 
 
 def changed_fields(

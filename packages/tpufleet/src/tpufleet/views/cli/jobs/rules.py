@@ -19,13 +19,13 @@ ACTIONS = {
 
 @click.command()
 @json_option
-def rules(as_json: bool) -> None:
+def rules() -> None:
     """Show what follows when an attempt ends, by rule. Choose one with --rule or `rule:`.
 
     The default, auto, retries all three on every capacity type. Needs no server.
     """
     rows = [_row(rule) for rule in Rule]
-    if as_json:
+    if output.as_json():
         output.print_json({"rules": rows, "actions": ACTIONS})
         return
     titles = [title.replace("_", " ").upper() for title in rows[0]]

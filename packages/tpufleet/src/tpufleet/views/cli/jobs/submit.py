@@ -86,7 +86,6 @@ def run(
     folder: str | None,
     host: int | None,
     dry_run: bool,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Run CMD on every host of a slice of TYPE, and follow it: events, logs, progress.
@@ -122,7 +121,6 @@ def run(
         follow=False if detach else None,
         host=host,
         dry_run=dry_run,
-        as_json=as_json,
     )
 
 
@@ -158,7 +156,6 @@ def submit(
     follow: bool,
     host: int | None,
     dry_run: bool,
-    as_json: bool,
 ) -> None:
     """Submit every job in the FILEs (YAML or JSON; `-` is standard input; `---` separates jobs).
 
@@ -178,7 +175,7 @@ def submit(
                 errors.append(str(error))
     if errors:
         raise BadInput("\n".join(errors))
-    _submit(context, planned, follow=follow, host=host, dry_run=dry_run, as_json=as_json)
+    _submit(context, planned, follow=follow, host=host, dry_run=dry_run)
 
 
 def _plan(document: dict[str, Any], folder: Path, where: str) -> PlannedJob:
@@ -202,7 +199,6 @@ def _submit(
     follow: bool | None,  # None: as the user has set
     host: int | None,
     dry_run: bool,
-    as_json: bool,
 ) -> None:
     from tpufleet.client import snapshots
     from tpufleet.client.fleet import new_job, new_job_id
@@ -210,7 +206,7 @@ def _submit(
     limit = connection.settings().snapshot_limit
     scans = {folder: snapshots.scan(folder, limit) for folder in {job.folder for job in planned}}
     if dry_run:
-        _show_plan(planned, scans, as_json)
+        _show_plan(planned, scans)
         return
     with connection.connect(start=True) as client:
         for scanned in scans.values():
@@ -223,15 +219,15 @@ def _submit(
             rows = client.submit(new_jobs)
         except BadInput as error:
             raise BadInput(_located(str(error), planned)) from error
-        if not as_json:
+        if not output.as_json():
             _show_estimate(planned, rows)
         accelerators = [job.accelerator for job in planned]
         if follow is None:
             follow = bool(client.preferences().setting("monitor_after_run"))
         if not follow:
-            _show_submitted(rows, as_json, accelerators)
+            _show_submitted(rows, accelerators)
             return
-        context.exit(follow_jobs(client, rows, as_json, accelerators, host=host))
+        context.exit(follow_jobs(client, rows, accelerators, host=host))
 
 
 def _located(message: str, planned: list[PlannedJob]) -> str:
@@ -244,7 +240,6 @@ def _located(message: str, planned: list[PlannedJob]) -> str:
 def follow_jobs(
     client: FleetClient,
     rows: tuple[JobRow, ...],
-    as_json: bool,
     accelerators: Sequence[str] | None = None,
     announce: bool = True,
     *,
@@ -254,26 +249,23 @@ def follow_jobs(
     from tpufleet.views.cli.jobs import follow, follow_display
 
     ids = [row.id for row in rows]
-    if announce and not as_json:
-        _show_submitted(rows, as_json, accelerators)
-    if not as_json:
+    if announce and not output.as_json():
+        _show_submitted(rows, accelerators)
+    if not output.as_json():
         use_time_zone(client)
     try:
-        screen = follow_display.screen_for(as_json)
-        ended = follow.follow(client, ids, screen, logs=len(ids) == 1, host=host)
+        ended = follow.follow(client, ids, follow_display.screen(), logs=len(ids) == 1, host=host)
     except KeyboardInterrupt:
         output.print_status(_detach_message(ids))
         return DETACHED
-    if not as_json:
+    if not output.as_json():
         for row in ended.values():
             _show_end(row)
     return follow.exit_status(ended)
 
 
-def _show_submitted(
-    rows: tuple[JobRow, ...], as_json: bool, accelerators: Sequence[str] | None
-) -> None:
-    if as_json:
+def _show_submitted(rows: tuple[JobRow, ...], accelerators: Sequence[str] | None) -> None:
+    if output.as_json():
         output.print_json({"jobs": rows})
         return
     for row, accelerator in zip(
@@ -364,7 +356,7 @@ def _is_simulated(spec: JobSpec) -> bool:
         return False
 
 
-def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool) -> None:
+def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan]) -> None:
     table = prices.price_table(connection.settings().prices)
     simulations = _check_by_server(planned) or [_is_simulated(job.spec) for job in planned]
     jobs = [
@@ -378,7 +370,7 @@ def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool
         }
         for job, simulated in zip(planned, simulations, strict=True)
     ]
-    if as_json:
+    if output.as_json():
         output.print_json({"jobs": jobs})
         return
     import yaml

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--check", is_flag=True, help="Check the checksums of an existing backup instead.")
 @json_option
-def backup(file: Path, optional: tuple[str, ...], check: bool, as_json: bool) -> None:
+def backup(file: Path, optional: tuple[str, ...], check: bool) -> None:
     """Write a backup of the server on this machine to FILE (tar.gz, mode 600).
 
     It has the database at one moment, code, results, secrets and keys; not what is in a bucket, and
@@ -43,14 +43,14 @@ def backup(file: Path, optional: tuple[str, ...], check: bool, as_json: bool) ->
     settings = connection.settings()
     if check:
         report = backups.verify(file)
-        output.print_result(report, f"complete: {_describe(report)}", as_json)
+        output.print_result(report, f"complete: {_describe(report)}")
         return
     report = backups.create(settings, settings.store_url, file, optional)
     if report.skipped:
         names = "\n  ".join(report.first_skipped)
         output.print_status(f"warning: skipped {report.skipped} files or folders:\n  {names}")
     message = f"wrote {_describe(report)}\n  next: restore it with `tpu backup restore {file}`"
-    output.print_result(report, message, as_json)
+    output.print_result(report, message)
 
 
 @backup.command(
@@ -58,7 +58,7 @@ def backup(file: Path, optional: tuple[str, ...], check: bool, as_json: bool) ->
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @json_option
-def restore(file: Path, as_json: bool) -> None:
+def restore(file: Path) -> None:
     """Restore the backup FILE into an empty state folder and an empty database.
 
     Checks the checksums first. Stop the server that the backup was made of before the new one is
@@ -77,7 +77,7 @@ def restore(file: Path, as_json: bool) -> None:
             pass
     except Conflict as error:
         output.print_status(f"warning: {error}")
-    output.print_result(report, message, as_json)
+    output.print_result(report, message)
 
 
 def _describe(report: BackupReport) -> str:

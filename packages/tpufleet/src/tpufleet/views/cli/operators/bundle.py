@@ -28,9 +28,7 @@ from tpufleet.views.cli.output import json_option
     metavar="DIR", help="A relocatable Python for Linux, instead of downloading one.",
 )  # fmt: skip
 @json_option
-def bundle(
-    bucket: str | None, file: Path | None, python_folder: Path | None, as_json: bool
-) -> None:
+def bundle(bucket: str | None, file: Path | None, python_folder: Path | None) -> None:
     """Build what TPU hosts install, and upload it.
 
     The bundle holds this version of tpufleet, the packages of its agent, its own Python and uv, for
@@ -61,7 +59,7 @@ def bundle(
             assert bucket is not None
             report(f"uploading {size / 2**20:.0f} MiB to {bucket}")
             where = host_bundle.upload(built, bucket)
-    if as_json:
+    if output.as_json():
         output.print_json(
             {"bundle": where, "sha256": built.sha256, "size": size, "python": built.python,
              "packages": built.packages}

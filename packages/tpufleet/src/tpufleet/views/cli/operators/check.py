@@ -28,7 +28,7 @@ COLOURS = {
 @click.option("--on-demand", is_flag=True, help="Check the quota of on-demand capacity, not spot.")
 @json_option
 @click.pass_context
-def check(context: click.Context, types: tuple[str, ...], on_demand: bool, as_json: bool) -> None:
+def check(context: click.Context, types: tuple[str, ...], on_demand: bool) -> None:
     """Check the Google Cloud project of the config file: credentials, API, roles, quota, network,
     bucket, bundle, and the address of the server.
 
@@ -39,7 +39,7 @@ def check(context: click.Context, types: tuple[str, ...], on_demand: bool, as_js
 
     capacity = Capacity.ON_DEMAND if on_demand else Capacity.SPOT
     checks = preflight(connection.settings(), types, capacity)
-    if as_json:
+    if output.as_json():
         output.print_json({"checks": checks, "passed": passed(checks)})
     else:
         print_checks(checks)

@@ -72,7 +72,6 @@ def init(
     bucket: str | None,
     image: str | None,
     manifests: Path,
-    as_json: bool,
 ) -> None:
     """Write a kustomize overlay with your values, and generate its secrets.
 
@@ -120,7 +119,6 @@ def init(
         "  use:    kubectl -n tpufleet-system port-forward service/tpufleet 8470 &\n"
         f"          TPUFLEET_SERVER=http://127.0.0.1:8470 TPUFLEET_TOKEN_FILE={token} tpu status\n"
         "  docs:   docs/kubernetes.md#deploying (APIs, service accounts, bucket, database)",
-        as_json,
     )
 
 

@@ -69,7 +69,6 @@ def server(
     delete: bool,
     state: bool,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Run the server on a VM in the cloud project, for machines that TPU hosts cannot reach.
 
@@ -96,7 +95,7 @@ def server(
     plan = deployment.plan_lines(settings)
     price = server_vm_prices.usd_per_hour(machine_type, disk_gb)
     if dry_run:
-        _show_plan(plan, price, settings.project, settings.zone, as_json)
+        _show_plan(plan, price, settings.project, settings.zone)
         return
 
     def report(line: str) -> None:
@@ -114,10 +113,10 @@ def server(
         if address_file.exists():
             config_file.remove(config.config_file, _user_settings(address_file.parent))
         stays = f"; disk {kept[0]} stays, with the state" if kept else ""
-        output.print_result({"deleted": name, "kept": kept}, f"deleted {name}{stays}", as_json)
+        output.print_result({"deleted": name, "kept": kept}, f"deleted {name}{stays}")
         return
-    if not as_json:
-        _show_plan(plan, price, settings.project, settings.zone, False)
+    if not output.as_json():
+        _show_plan(plan, price, settings.project, settings.zone)
     grants = vm.check_access()
     if grants:
         output.print_status("warning: the service account of the VM lacks roles of a server")
@@ -138,13 +137,11 @@ def server(
     (folder / "server").write_text(f"{url}\n")
     problem = _connection_problem(url, token, folder / "ca.pem")
     saved = _save_settings(config, folder)
-    _show_result(url, token, folder, saved, problem, as_json)
+    _show_result(url, token, folder, saved, problem)
 
 
-def _show_plan(
-    plan: list[tuple[str, str]], price: float | None, project: str, zone: str, as_json: bool
-) -> None:
-    if as_json:
+def _show_plan(plan: list[tuple[str, str]], price: float | None, project: str, zone: str) -> None:
+    if output.as_json():
         resources = [{"name": name, "description": what} for name, what in plan]
         output.print_json(
             {"project": project, "zone": zone, "resources": resources, "usd_per_hour": price}
@@ -181,11 +178,9 @@ def _save_settings(config: Config, folder: Path) -> Path | None:
     return config.config_file if config_file.save(config.config_file, values) else None
 
 
-def _show_result(
-    url: str, token: str, folder: Path, saved: Path | None, problem: str, as_json: bool
-) -> None:
+def _show_result(url: str, token: str, folder: Path, saved: Path | None, problem: str) -> None:
     values = _user_settings(folder)
-    if as_json:
+    if output.as_json():
         written = {"config_file": str(saved) if saved else None}
         output.print_json({**values, "token": token, "problem": problem, **written})
         return

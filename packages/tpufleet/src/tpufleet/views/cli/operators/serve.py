@@ -58,7 +58,6 @@ def serve(
     embedded: bool,
     stop: bool,
     everything: bool,
-    as_json: bool,
 ) -> None:
     """Run the control plane: the HTTP API and the controller.
 
@@ -100,7 +99,7 @@ def serve(
                     "\n  next: `tpu serve` runs their jobs again, each from its last checkpoint; "
                     "end one for good with `tpu cancel JOB`"
                 )
-        output.print_result(result, outcome, as_json)
+        output.print_result(result, outcome)
         return
     if listen is not None:
         config.check_listen_address(listen, "--listen")

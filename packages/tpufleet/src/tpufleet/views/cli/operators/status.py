@@ -18,13 +18,13 @@ MAX_ERRORS = 5
 @click.command()
 @json_option
 @click.pass_context
-def status(context: click.Context, as_json: bool) -> None:
+def status(context: click.Context) -> None:
     """Show the state of the server: its leader, the queue, what each provider answered last, where
     capacity was refused, and what the server logged in the last hour. The exit status is 1 if there
     is no leader or a provider fails."""
     with connection.connect() as client:
         report = client.status()
-    if as_json:
+    if output.as_json():
         output.print_json(report)
     else:
         for line in lines(report):

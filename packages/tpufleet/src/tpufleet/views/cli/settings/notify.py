@@ -32,7 +32,7 @@ _COLOURS = {DeliveryState.SENT: text.GOOD, DeliveryState.FAILED: text.BAD}
     "  tpu notify add mail --email me@example.org --on failure\n",
 )
 @json_option
-def notify(as_json: bool) -> None:
+def notify() -> None:
     """List your channels: where messages about your jobs go.
 
     A channel gets a message when a job ends or fails, when a job recovers again and again, and
@@ -41,7 +41,7 @@ def notify(as_json: bool) -> None:
     """
     with connection.connect() as client:
         channels = client.channels()
-    if as_json:
+    if output.as_json():
         output.print_json({"channels": channels})
         return
     output.print_table(
@@ -74,7 +74,6 @@ def add(
     slack: str | None,
     email: str | None,
     events: tuple[str, ...],
-    as_json: bool,
 ) -> None:
     """Add the channel NAME, or replace it.
 
@@ -90,23 +89,23 @@ def add(
     message = f"added {name}: {kind} to {created.channel.target}, on {', '.join(on)}"
     if created.signing_key:
         message += f"\nsigning key, shown only now: {created.signing_key}"
-    output.print_result(created, f"{message}\n  next: tpu notify test {name}", as_json)
+    output.print_result(created, f"{message}\n  next: tpu notify test {name}")
 
 
 @notify.command()
 @click.argument("name")
 @json_option
-def delete(name: str, as_json: bool) -> None:
+def delete(name: str) -> None:
     """Delete the channel NAME."""
     with connection.connect() as client:
         deleted = client.delete_channel(name)
-    output.print_result(deleted, f"deleted {name}", as_json)
+    output.print_result(deleted, f"deleted {name}")
 
 
 @notify.command()
 @click.argument("name")
 @json_option
-def test(name: str, as_json: bool) -> None:
+def test(name: str) -> None:
     """Send a test message to the channel NAME, and report how it went."""
     deadline = time.monotonic() + TEST_SECONDS
     with connection.connect() as client:
@@ -117,11 +116,11 @@ def test(name: str, as_json: bool) -> None:
             time.sleep(POLL_SECONDS)
             sent = next(each for each in client.deliveries() if each.id == sent.id)
     if sent.state is DeliveryState.SENT:
-        output.print_result(sent, f"sent to {name}", as_json)
+        output.print_result(sent, f"sent to {name}")
     elif sent.error:
         raise FleetError(f"cannot send to {name}: {sent.error}{_next(sent)}")
     else:
-        output.print_result(sent, f"queued for {name}\n  next: tpu notify history", as_json)
+        output.print_result(sent, f"queued for {name}\n  next: tpu notify history")
 
 
 def _next(delivery: Delivery) -> str:
@@ -132,11 +131,11 @@ def _next(delivery: Delivery) -> str:
 
 @notify.command()
 @json_option
-def history(as_json: bool) -> None:
+def history() -> None:
     """List the messages of the last 7 days, newest first."""
     with connection.connect() as client:
         deliveries = client.deliveries()
-    if as_json:
+    if output.as_json():
         output.print_json({"deliveries": deliveries})
         return
     now = datetime.now(UTC)

@@ -55,7 +55,7 @@ def use_time_zone(client: FleetClient) -> None:
     "  tpu config alias set lr config.optimizer.learning_rate\n",
 )
 @json_option
-def config(as_json: bool) -> None:
+def config() -> None:
     """Show settings: key, value and where each comes from; or change yours.
 
     Settings of the connection come from the environment and a file on this machine; your own are
@@ -71,7 +71,7 @@ def config(as_json: bool) -> None:
         ]  # fmt: skip
     except FleetError as error:
         output.print_status(f"your settings are on the server: {error}")
-    if as_json:
+    if output.as_json():
         names = ("key", "value", "origin", "description")
         output.print_json({"settings": [dict(zip(names, row, strict=True)) for row in rows]})
         return
@@ -140,7 +140,7 @@ def config_reset(keys: tuple[str, ...]) -> None:
     "  tpu config alias set big v4-128\n",
 )
 @json_option
-def alias(as_json: bool) -> None:
+def alias() -> None:
     """List or change your aliases: of config paths, and of TPU types.
 
     `tpu run big --config lr=0.1 -- python train.py` uses one of each: it runs on the TPU type that
@@ -148,7 +148,7 @@ def alias(as_json: bool) -> None:
     aliases are those of the examples.
     """
     known = read()
-    if as_json:
+    if output.as_json():
         output.print_json({"config": known.all_config_aliases, "tpu": known.tpu_aliases})
         return
     rows = [
@@ -199,10 +199,10 @@ def alias_delete(name: str) -> None:
     epilog="\b\nExamples:\n  tpu config dir here 1\n  tpu run v5e-16 --dir 1 -- python train.py\n",
 )
 @json_option
-def folders(as_json: bool) -> None:
+def folders() -> None:
     """List or change your numbered working directories, 1 to 100."""
     known = read().folders
-    if as_json:
+    if output.as_json():
         output.print_json({"folders": known})
         return
     rows = [(number, known[number]) for number in sorted(known, key=int)]
@@ -273,10 +273,10 @@ def folder_swap(one: str, other: str) -> None:
     "  tpu jobs view:bad\n",
 )
 @json_option
-def view(as_json: bool) -> None:
+def view() -> None:
     """List or change saved queries of `tpu jobs`."""
     views = read().views
-    if as_json:
+    if output.as_json():
         output.print_json({"views": views})
         return
     empty = "no views; save one with `tpu config view save NAME QUERY`"

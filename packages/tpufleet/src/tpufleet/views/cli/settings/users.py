@@ -37,7 +37,7 @@ shared_option = click.option("--shared", is_flag=True, help="The secret of all u
 @click.argument("name")
 @shared_option
 @json_option
-def set_secret(name: str, shared: bool, as_json: bool) -> None:
+def set_secret(name: str, shared: bool) -> None:
     """Store a value under NAME. It is read from standard input or prompted for."""
     if sys.stdin.isatty():
         value = click.prompt(f"Value of {name}", hide_input=True, err=True)
@@ -49,16 +49,16 @@ def set_secret(name: str, shared: bool, as_json: bool) -> None:
         client.put_secret(name, value, shared=shared)
     users = "all users'" if shared else "your"
     message = f"stored {name}; {users} jobs get it with --secret ENV_NAME={name}"
-    output.print_result({"set": name, "shared": shared}, message, as_json)
+    output.print_result({"set": name, "shared": shared}, message)
 
 
 @secret.command("list")
 @json_option
-def list_secrets(as_json: bool) -> None:
+def list_secrets() -> None:
     """List the names of secrets. Values are never shown."""
     with connection.connect() as client:
         names = client.secrets()
-    if as_json:
+    if output.as_json():
         output.print_json(names)
         return
     rows = [*((name, "you") for name in names.own), *((name, "shared") for name in names.shared)]
@@ -71,11 +71,11 @@ def list_secrets(as_json: bool) -> None:
 @click.argument("name")
 @shared_option
 @json_option
-def delete_secret(name: str, shared: bool, as_json: bool) -> None:
+def delete_secret(name: str, shared: bool) -> None:
     """Delete the secret NAME."""
     with connection.connect() as client:
         client.delete_secret(name, shared=shared)
-    output.print_result({"deleted": name, "shared": shared}, f"deleted secret {name}", as_json)
+    output.print_result({"deleted": name, "shared": shared}, f"deleted secret {name}")
 
 
 @click.group()
@@ -104,23 +104,23 @@ def user() -> None:
     help="Let them own the jobs of a deleted user of this name: the same person is back.",
 )
 @json_option
-def add(name: str, role: str, service: bool, take_over: bool, as_json: bool) -> None:
+def add(name: str, role: str, service: bool, take_over: bool) -> None:
     """Add user NAME, or change their role."""
     with connection.connect() as client:
         saved = client.put_user(name, Role(role), service=service or None, take_over=take_over)
     kind = ", service account" if saved.service else ""
     scope = " --scope submit" if saved.service else ""
     message = f"{saved.name}: {saved.role}{kind}\n  next: tpu token create --user {name}{scope}"
-    output.print_result(saved, message, as_json)
+    output.print_result(saved, message)
 
 
 @user.command("list")
 @json_option
-def list_users(as_json: bool) -> None:
+def list_users() -> None:
     """List the users."""
     with connection.connect() as client:
         users = client.users()
-    if as_json:
+    if output.as_json():
         output.print_json({"users": users})
         return
     now = datetime.now(UTC)
@@ -139,7 +139,7 @@ def list_users(as_json: bool) -> None:
 @click.argument("name")
 @yes_option
 @json_option
-def delete_user(name: str, yes: bool, as_json: bool) -> None:
+def delete_user(name: str, yes: bool) -> None:
     """Delete user NAME with all their tokens and secrets, and cancel their live jobs.
 
     Their reservations end; their preferences and notifications are deleted. Records, logs and
@@ -149,7 +149,7 @@ def delete_user(name: str, yes: bool, as_json: bool) -> None:
         if name in {user.name for user in client.users()}:  # else the server says so
             output.confirm(
                 f"Delete {name} with all their tokens and secrets, and cancel their jobs?",
-                yes or as_json,
+                yes or output.as_json(),
             )
         ended = client.delete_user(name)
     pools = f"; removed from pool {', '.join(ended.pools)}" if ended.pools else ""
@@ -158,7 +158,7 @@ def delete_user(name: str, yes: bool, as_json: bool) -> None:
         f"{text.counted(ended.tokens, 'token')}, {text.counted(ended.secrets, 'secret')}; ended "
         f"{text.counted(ended.reservations, 'reservation')}{pools}"
     )
-    output.print_result({"deleted": name, "ended": ended}, message, as_json)
+    output.print_result({"deleted": name, "ended": ended}, message)
 
 
 @click.group()
@@ -189,7 +189,7 @@ def token() -> None:
 @click.option("--pool", help="Limit it to jobs in this pool.")
 @json_option
 def create_token(
-    name: str | None, note: str, expires: str | None, scope: str, pool: str | None, as_json: bool
+    name: str | None, note: str, expires: str | None, scope: str, pool: str | None
 ) -> None:
     """Create a token and print it. It is shown only once; the server keeps its hash."""
     lifetime = None if expires is None else _duration(expires, "--expires")
@@ -197,12 +197,12 @@ def create_token(
         created = client.create_token(
             user=name, note=note, expires_in=lifetime, scope=TokenScope(scope), pool=pool
         )
-    if not as_json:
+    if not output.as_json():
         output.print_status(
             f"created token {created.id} for {created.user}{_limits(created)}\n"
             "  next: save it in a file of mode 600 and set TPUFLEET_TOKEN_FILE to its path"
         )
-    output.print_result(created, created.token, as_json)
+    output.print_result(created, created.token)
 
 
 def _duration(written: str, option: str) -> timedelta:
@@ -229,7 +229,7 @@ def _limits(created: CreatedToken) -> str:
     help="For how long the old token stays valid.",
 )
 @json_option
-def rotate_token(token_id: str | None, overlap: str, as_json: bool) -> None:
+def rotate_token(token_id: str | None, overlap: str) -> None:
     """Replace TOKEN (its id) by a new one with the same rights and lifetime, and print that.
 
     Without TOKEN, replace the token in use and write the new one to your token file.
@@ -241,28 +241,28 @@ def rotate_token(token_id: str | None, overlap: str, as_json: bool) -> None:
         created = client.rotate_token(chosen, span)
     old = f"{chosen} is valid for another {text.duration(span)}"
     if token_id is not None:
-        if not as_json:
+        if not output.as_json():
             output.print_status(f"created token {created.id}{_limits(created)}; {old}")
-        output.print_result(created, created.token, as_json)
+        output.print_result(created, created.token)
         return
     path = settings.token_file or settings.home / "token"
     try:
         config.write_token(path, created.token)
     except OSError as error:
         output.print_status(f"error: cannot write {path}: {error.strerror}; the new token follows")
-        output.print_result(created, created.token, as_json)
+        output.print_result(created, created.token)
         return
     message = f"wrote token {created.id} to {path}{_limits(created)}; {old}"
-    output.print_result({"id": created.id, "file": str(path)}, message, as_json)
+    output.print_result({"id": created.id, "file": str(path)}, message)
 
 
 @token.command("list")
 @json_option
-def list_tokens(as_json: bool) -> None:
+def list_tokens() -> None:
     """List tokens with their owner, scope, last use and expiry."""
     with connection.connect() as client:
         tokens = client.tokens()
-    if as_json:
+    if output.as_json():
         output.print_json({"tokens": tokens})
         return
     now = datetime.now(UTC)
@@ -280,11 +280,11 @@ def list_tokens(as_json: bool) -> None:
 @token.command("revoke")
 @click.argument("token_id", metavar="TOKEN")
 @json_option
-def revoke_token(token_id: str, as_json: bool) -> None:
+def revoke_token(token_id: str) -> None:
     """Revoke TOKEN (its id, not its value) immediately."""
     with connection.connect() as client:
         client.revoke_token(token_id)
-    output.print_result({"revoked": token_id}, f"revoked token {token_id}", as_json)
+    output.print_result({"revoked": token_id}, f"revoked token {token_id}")
 
 
 @user.command(
@@ -297,7 +297,7 @@ def revoke_token(token_id: str, as_json: bool) -> None:
     "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Most entries."
 )
 @json_option
-def audit(user: str | None, token: str | None, limit: int, as_json: bool) -> None:
+def audit(user: str | None, token: str | None, limit: int) -> None:
     """Print the audit log, newest first. Requires the admin role, except for --token with a token
     of yours.
 
@@ -308,7 +308,7 @@ def audit(user: str | None, token: str | None, limit: int, as_json: bool) -> Non
         raise BadInput("pass one of --user and --token")
     with connection.connect() as client:
         entries = client.audit(user=user, token=token, limit=limit)
-    if as_json:
+    if output.as_json():
         output.print_json({"entries": entries})
         return
     output.print_table(

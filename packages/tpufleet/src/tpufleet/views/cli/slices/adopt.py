@@ -38,7 +38,7 @@ _LOST = (SliceState.RELEASING, SliceState.GONE)
 @click.option("--zone", help="Required unless the name contains it or the pool has one zone.")
 @click.option("--no-ssh", is_flag=True, help="Only print what to run on the hosts.")
 @json_option
-def adopt(node: str, pool: str, zone: str | None, no_ssh: bool, as_json: bool) -> None:
+def adopt(node: str, pool: str, zone: str | None, no_ssh: bool) -> None:
     """Make a TPU VM that was created by hand usable for the jobs of a pool.
 
     Requires the admin role. The server labels NODE and puts its startup script into the metadata;
@@ -62,14 +62,13 @@ def adopt(node: str, pool: str, zone: str | None, no_ssh: bool, as_json: bool) -
         prepared,
         f"{node} is ready in pool {pool}, as slice {prepared.id}\n"
         f"  next: tpu run {kind} --pool {pool} -- python train.py",
-        as_json,
     )
 
 
 @adopt.command()
 @click.argument("node", metavar="NODE|SLICE")
 @json_option
-def undo(node: str, as_json: bool) -> None:
+def undo(node: str) -> None:
     """Give an adopted TPU VM back: its agent stops and the server forgets it. It is not deleted.
 
     Requires the admin role. Refused while a job runs on it.
@@ -80,7 +79,7 @@ def undo(node: str, as_json: bool) -> None:
     message = f"gave {node} back; it goes on running"
     if known:
         message += f"\n  next: `tpu vm delete {known[0].node} --zone {known[0].zone}` deletes it"
-    output.print_result({"unregistered": node}, message, as_json)
+    output.print_result({"unregistered": node}, message)
 
 
 def _zone(client: FleetClient, node: str, pool: str, zone: str | None) -> str:

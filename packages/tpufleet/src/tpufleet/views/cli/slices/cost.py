@@ -58,7 +58,7 @@ class CostTotal:
 )
 @click.option("--prices", "show_prices", is_flag=True, help="Show the price table instead.")
 @json_option
-def cost(by: str, since: str | None, show_prices: bool, as_json: bool) -> None:
+def cost(by: str, since: str | None, show_prices: bool) -> None:
     """Show chip hours and dollars by job, user, pool or type: how much of it was useful, and how
     much was lost, because work was repeated after the loss of a slice. Unknown: attempts that did
     not finish and reported no steps. The rest is booting, setting up and waiting in a pool; slices
@@ -71,7 +71,7 @@ def cost(by: str, since: str | None, show_prices: bool, as_json: bool) -> None:
     """
     table = prices.price_table(connection.settings().prices)
     if show_prices:
-        _show_prices(table, as_json)
+        _show_prices(table)
         return
     moment = None if since is None else _moment(since)
     with connection.connect() as client:
@@ -83,7 +83,7 @@ def cost(by: str, since: str | None, show_prices: bool, as_json: bool) -> None:
     ordered = sorted(
         totals.values(), key=lambda item: (-item.usd, -item.simulated_usd, -item.chip_hours)
     )
-    if as_json:
+    if output.as_json():
         output.print_json({"by": by, "rows": ordered, "usd": sum(item.usd for item in ordered)})
         return
     shown = [*ordered, total(ordered)] if len(ordered) > 1 else ordered
@@ -160,9 +160,9 @@ def _dollars(usd: float, simulated_usd: float) -> str:
     return " + ".join(part for part in (real, simulated) if part)
 
 
-def _show_prices(table: dict[tuple[str, str], prices.Price], as_json: bool) -> None:
+def _show_prices(table: dict[tuple[str, str], prices.Price]) -> None:
     rows = list(table.values())
-    if as_json:
+    if output.as_json():
         output.print_json({"prices": rows})
         return
     output.print_table(
@@ -177,7 +177,7 @@ def _show_prices(table: dict[tuple[str, str], prices.Price], as_json: bool) -> N
 
 @cost.command()
 @json_option
-def budget(as_json: bool) -> None:
+def budget() -> None:
     """Show what users and pools have spent of their budgets.
 
     Budgets are set as `budgets` in the config file of the server; docs/server.md, "Budgets", has
@@ -186,7 +186,7 @@ def budget(as_json: bool) -> None:
     """
     with connection.connect() as client:
         report = client.budgets()
-    if as_json:
+    if output.as_json():
         output.print_json({"budgets": report.budgets, "now": report.now})
         return
     output.print_table(

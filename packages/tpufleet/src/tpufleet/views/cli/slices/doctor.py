@@ -50,7 +50,7 @@ HOST_FAULTS = ("kill-host", "stall-host")
 @click.argument("target", metavar="JOB|SLICE")
 @click.option("--fix", is_flag=True, help="Repair what is safe to repair.")
 @json_option
-def doctor(target: str, fix: bool, as_json: bool) -> int:
+def doctor(target: str, fix: bool) -> int:
     """Check a slice, or that of a JOB, and each of its hosts: state, chips and their users, stale
     locks, disks, mounts, clock, credentials, versions; and explain each finding. Requires that the
     job is yours, or the admin role.
@@ -72,7 +72,7 @@ def doctor(target: str, fix: bool, as_json: bool) -> int:
             by_host = {result.host_id: result for result in report.results}
             for host in report.hosts:
                 checks[host] = _host_checks(by_host.get(host), report.now)
-    if as_json:
+    if output.as_json():
         output.print_json({"slice": row, "findings": checks})
     else:
         _show(checks)
@@ -182,7 +182,7 @@ def _number(host: str) -> int:
 @click.argument("kind", metavar="KIND", type=click.Choice(FAULTS))
 @click.option("--host", type=click.IntRange(min=0), help="Host, for a fault of one host (0).")
 @json_option
-def fault(target: str, kind: str, host: int | None, as_json: bool) -> None:
+def fault(target: str, kind: str, host: int | None) -> None:
     """Inject a fault of KIND into a slice, or that of a JOB, to test recovery. Simulated slices
     only. Requires that the job is yours, or the admin role.
 
@@ -201,5 +201,4 @@ def fault(target: str, kind: str, host: int | None, as_json: bool) -> None:
     output.print_result(
         {"slice": slice_id, "fault": kind, "host": host},
         f"injected {kind} into {slice_id}; follow with `tpu events -f`",
-        as_json,
     )

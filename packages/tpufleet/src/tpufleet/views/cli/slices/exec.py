@@ -40,9 +40,7 @@ from tpufleet.views.cli.slices.host_commands import find_slices, unanswered_host
     help="Kill the command after this long; at most 1h.",
 )
 @json_option
-def exec_(
-    target: str, command: tuple[str, ...], host: int | None, timeout: str, as_json: bool
-) -> int:
+def exec_(target: str, command: tuple[str, ...], host: int | None, timeout: str) -> int:
     """Run COMMAND on one or all hosts of a slice, or of the slices of a JOB, beside the job,
     through the agents. Requires that the job is yours, or the admin role.
 
@@ -66,7 +64,7 @@ def exec_(
             client.send_host_command(slice_id, request)
         for slice_id, request in requests.items():
             report = wait_for_results(client, slice_id, request, limit + HEARTBEAT_ALLOWANCE)
-            if as_json:
+            if output.as_json():
                 output.print_json(report)
             else:
                 label = f"{slice_id}/" if len(rows) > 1 else ""

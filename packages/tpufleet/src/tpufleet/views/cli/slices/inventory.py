@@ -44,7 +44,7 @@ FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @click.option("--sheet", metavar="ID|URL", help="Replace the tab TPUs of a Google Sheet with it.")
 @json_option
-def inventory(words: tuple[str, ...], as_csv: bool, sheet: str | None, as_json: bool) -> None:
+def inventory(words: tuple[str, ...], as_csv: bool, sheet: str | None) -> None:
     """List slices and room in pools: state, owner, job and last heartbeat are observed; alias, note
     and belongs-to are what people wrote.
 
@@ -60,10 +60,8 @@ def inventory(words: tuple[str, ...], as_csv: bool, sheet: str | None, as_json: 
 
         rows = table(known)
         google_sheets.write_sheet(google_sheets.spreadsheet_id(sheet), SHEET_TAB, rows)
-        output.print_result(
-            known, f"wrote {text.counted(len(rows) - 1, 'row')} to {SHEET_TAB}", as_json
-        )
-    elif as_json:
+        output.print_result(known, f"wrote {text.counted(len(rows) - 1, 'row')} to {SHEET_TAB}")
+    elif output.as_json():
         output.print_json(known)
     elif as_csv:
         write_csv(known)
@@ -164,25 +162,23 @@ def _not_a_formula(shown: str) -> str:
 @click.option("--note", help="Free text.")
 @click.option("--belongs-to", help="Person or group.")
 @json_option
-def set_(
-    name: str, alias: str | None, note: str | None, belongs_to: str | None, as_json: bool
-) -> None:
+def set_(name: str, alias: str | None, note: str | None, belongs_to: str | None) -> None:
     """Change what people wrote about the slice, pool or alias NAME."""
     if alias is None and note is None and belongs_to is None:
         raise BadInput("nothing to change; pass --alias, --note or --belongs-to")
     change = InventoryChange(alias=alias, note=note, belongs_to=belongs_to)
     with connection.connect() as client:
         written = client.annotate(name, change)
-    output.print_result(written, f"changed {written.id}", as_json)
+    output.print_result(written, f"changed {written.id}")
 
 
 @inventory.command()
 @json_option
-def slices(as_json: bool) -> None:
+def slices() -> None:
     """List every slice that exists or is requested, and its job."""
     with connection.connect() as client:
         rows = client.slices()
-    if as_json:
+    if output.as_json():
         output.print_json({"slices": rows})
         return
     now = datetime.now(UTC)

@@ -107,7 +107,6 @@ def create(
     pod: tuple[str, ...],
     clear: tuple[str, ...],
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Create pool NAME of slices of TYPE, or change one: a TYPE and options that are not given keep
     their values. If no server is configured, one is started on this machine."""
@@ -158,7 +157,7 @@ def create(
             raise BadInput(f"TYPE: required, because there is no pool named {name!r} to change")
         if wanted.smallest > wanted.largest:
             raise BadInput("--smallest: must not be larger than --largest")
-        if before is not None and not (yes or as_json):
+        if before is not None and not (yes or output.as_json()):
             _confirm_failing(client, before, wanted)
         saved = client.put_pool(wanted)
     accelerator = accelerator or short_name(saved.accelerator)
@@ -167,7 +166,6 @@ def create(
         saved,
         f"pool {name}: up to {saved.largest} × {accelerator} from {saved.provider}{changed}\n"
         f"  next: tpu run {accelerator} --pool {name} -- CMD",
-        as_json,
     )
 
 
@@ -224,11 +222,11 @@ def _changes(before: Pool, after: Pool) -> str:
 
 @pool.command("list")
 @json_option
-def list_pools(as_json: bool) -> None:
+def list_pools() -> None:
     """List the pools."""
     with connection.connect() as client:
         pools = client.pools()
-    if as_json:
+    if output.as_json():
         output.print_json({"pools": pools})
         return
     output.print_table(
@@ -246,12 +244,12 @@ def list_pools(as_json: bool) -> None:
 @pool.command()
 @click.argument("name")
 @json_option
-def show(name: str, as_json: bool) -> None:
+def show(name: str) -> None:
     """Show pool NAME and its slices."""
     with connection.connect() as client:
         row = client.pool(name)
         slices = client.slices(pool=name)
-    if as_json:
+    if output.as_json():
         output.print_json({"pool": row, "slices": slices})
         return
     fields: list[tuple[str, Cell]] = [
@@ -282,7 +280,7 @@ def show(name: str, as_json: bool) -> None:
 @click.argument("name")
 @yes_option
 @json_option
-def delete(name: str, yes: bool, as_json: bool) -> None:
+def delete(name: str, yes: bool) -> None:
     """Delete pool NAME; its idle slices are released, and its reservations end."""
     with connection.connect() as client:
         reserved = [each for each in client.reservations() if each.pool == name]
@@ -291,9 +289,9 @@ def delete(name: str, yes: bool, as_json: bool) -> None:
             owners = ", ".join(dict.fromkeys(each.owner for each in reserved))
             what = text.counted(len(reserved), "reservation")
             question = f"Delete pool {name} and end {what} (of {owners})?"
-        output.confirm(question, yes or as_json)
+        output.confirm(question, yes or output.as_json())
         client.delete_pool(name)
-    if as_json:
+    if output.as_json():
         output.print_json({"deleted": name, "ended_reservations": [each.id for each in reserved]})
     else:
         ended = text.counted(len(reserved), "reservation")

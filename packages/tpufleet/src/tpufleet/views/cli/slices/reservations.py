@@ -53,9 +53,7 @@ def start_time(written: str, now: datetime) -> datetime:
 @click.option("--slices", type=int, metavar="N", help="How many (default: all of the pool).")
 @click.option("--note", default="", help="What for; others see it.")
 @json_option
-def reserve(
-    pool: str, span: str, start: str | None, slices: int | None, note: str, as_json: bool
-) -> None:
+def reserve(pool: str, span: str, start: str | None, slices: int | None, note: str) -> None:
     """Reserve slices of POOL: until the end, only your jobs are placed on them.
 
     Jobs that run already are not stopped. Before a reservation begins, jobs of others start only if
@@ -79,19 +77,19 @@ def reserve(
         f"reserved {text.counted(made.slices, 'slice')} of {made.pool} as {made.id}, "
         f"{text.local_time(made.starts_at)} to {text.local_time(made.ends_at)}"
     )
-    output.print_result(made, message, as_json)
+    output.print_result(made, message)
 
 
 @reserve.command("list")
 @click.option("--all", "ended", is_flag=True, help="Ended ones too.")
 @json_option
-def list_reservations(ended: bool, as_json: bool) -> None:
+def list_reservations(ended: bool) -> None:
     """List reservations: active and coming ones, and slices held after a failure."""
     with connection.connect() as client:
         known = client.reservations(ended=ended)
         held = [row for row in client.slices() if row.reserved_for is not None]
         use_time_zone(client)
-    if as_json:
+    if output.as_json():
         output.print_json({"reservations": known, "held": held})
         return
     now = datetime.now(UTC)
@@ -124,13 +122,13 @@ def _cells(each: Reservation, now: datetime) -> list[Cell]:
 @click.argument("reservation")
 @click.option("--for", "span", metavar="DURATION", default="30m", show_default=True)
 @json_option
-def extend(reservation: str, span: str, as_json: bool) -> None:
+def extend(reservation: str, span: str) -> None:
     """Let RESERVATION end later."""
     with connection.connect() as client:
         extended = client.extend_reservation(reservation, _duration(span, "--for"))
         use_time_zone(client)
     message = f"{extended.id} now ends {text.local_time(extended.ends_at)}"
-    output.print_result(extended, message, as_json)
+    output.print_result(extended, message)
 
 
 @reserve.command()
@@ -139,7 +137,7 @@ def extend(reservation: str, span: str, as_json: bool) -> None:
     "--reason", default="", help="Why an admin ends what another user holds; shown, and audited."
 )
 @json_option
-def end(name: str, reason: str, as_json: bool) -> None:
+def end(name: str, reason: str) -> None:
     """End a RESERVATION now, return a SLICE that is held after a failure to its pool, or let
     others use a checkpoint LOCATION in which your job was the first. Its files stay.
 
@@ -148,7 +146,7 @@ def end(name: str, reason: str, as_json: bool) -> None:
     with connection.connect() as client:
         if "/" in name:
             client.release_checkpoint_location(name, reason)
-            output.print_result({"released": name}, f"released {name}", as_json)
+            output.print_result({"released": name}, f"released {name}")
             return
         current = {each.id for each in client.reservations()}
         try:
@@ -157,9 +155,9 @@ def end(name: str, reason: str, as_json: bool) -> None:
             if name not in {row.id for row in client.slices()}:
                 raise
             client.release_held_slice(name)
-            output.print_result({"released": name}, f"released {name}", as_json)
+            output.print_result({"released": name}, f"released {name}")
             return
     message = f"released {ended.id}"
     if ended.id not in current:
         message = f"{ended.id} has already ended, at {text.local_time(ended.ends_at)}"
-    output.print_result(ended, message, as_json)
+    output.print_result(ended, message)

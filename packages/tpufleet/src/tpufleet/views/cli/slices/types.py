@@ -24,7 +24,7 @@ from tpufleet.views.cli.output import json_option
 @click.argument("name", metavar="[TYPE|ZONE]", required=False)
 @click.option("--zones", "by_zone", is_flag=True, help="List the zones that offer each type.")
 @json_option
-def types(name: str | None, by_zone: bool, as_json: bool) -> None:
+def types(name: str | None, by_zone: bool) -> None:
     """List TPU types, their chips and hosts; optionally of one TYPE or generation (v4, v5e, …), or
     what a ZONE offers.
 
@@ -34,9 +34,9 @@ def types(name: str | None, by_zone: bool, as_json: bool) -> None:
     zone = name if zone_error(name) is None else None
     chosen = _select(None if zone else name)
     if by_zone or zone is not None:
-        _print_zones(chosen, zone, as_json)
+        _print_zones(chosen, zone)
         return
-    if as_json:
+    if output.as_json():
         output.print_json({"types": chosen})
         return
     aliases: dict[str, list[str]] = {}
@@ -68,14 +68,14 @@ def _select(name: str | None) -> list[Accelerator]:
     return chosen
 
 
-def _print_zones(chosen: list[Accelerator], zone: str | None, as_json: bool) -> None:
+def _print_zones(chosen: list[Accelerator], zone: str | None) -> None:
     names = {kind.name for kind in chosen}
     offers = [
         offer
         for offer in tpu_zones.offers()
         if offer.accelerator in names and zone in (None, offer.zone)
     ]
-    if as_json:
+    if output.as_json():
         output.print_json({"offers": offers, "as_of": tpu_zones.AS_OF, "source": tpu_zones.SOURCE})
         return
     rows = []
@@ -106,7 +106,7 @@ def _range(offers: list[ZoneOffer]) -> str:
 @types.command()
 @click.argument("words", metavar="[TYPE] [ZONE]", nargs=-1)
 @json_option
-def stock(words: tuple[str, ...], as_json: bool) -> None:
+def stock(words: tuple[str, ...]) -> None:
     """Show what each zone granted and refused, and when it is retried."""
     zones = {word for word in words if zone_error(word) is None}
     names = {topology.find(word).name for word in words if word not in zones}
@@ -117,7 +117,7 @@ def stock(words: tuple[str, ...], as_json: bool) -> None:
         for row in report.rows
         if (not zones or row.zone in zones) and (not names or row.accelerator in names)
     ]
-    if as_json:
+    if output.as_json():
         output.print_json({"rows": rows})
         return
     output.print_table(

@@ -62,7 +62,6 @@ def create(
     tries: int,
     delay: float,
     dry_run: bool,
-    as_json: bool,
 ) -> int:
     """Create the workers that are missing, preempted or terminated, in parallel; each is retried
     until it is ready."""
@@ -72,12 +71,11 @@ def create(
     if dry_run:
         states = _states(nodes, members)
         missing = [each for each in members if states[each.name] in fleets.GONE_STATES]
-        return _show_planned(missing, NodeResult.WOULD_CREATE, as_json)
+        return _show_planned(missing, NodeResult.WOULD_CREATE)
     return _act(
         nodes,
         members,
         NodeResult.CREATED,
-        as_json,
         lambda member: nodes.create(member.zone, member.name, request, tries, delay),
     )
 
@@ -86,48 +84,47 @@ def create(
     epilog=example("tpu vm fleet delete --zones us-central1-a --workers-per-zone 8 --yes"),
 )
 @options(_WORKERS, output.yes_option, output.dry_run_option, json_option)
-def delete(workers_per_zone: int, yes: bool, dry_run: bool, as_json: bool) -> int:
+def delete(workers_per_zone: int, yes: bool, dry_run: bool) -> int:
     """Delete all workers in parallel. Nodes with other names or numbers are not touched."""
     nodes = open_nodes()
     members = fleets.fleet_members(_zones(nodes), workers_per_zone)
     if dry_run:
         states = _states(nodes, members)
         existing = [each for each in members if states[each.name] != "NOT_FOUND"]
-        return _show_planned(existing, NodeResult.WOULD_DELETE, as_json)
+        return _show_planned(existing, NodeResult.WOULD_DELETE)
     where = ", ".join(dict.fromkeys(member.zone for member in members))
     output.confirm(f"Delete {len(members)} nodes in {where}?", yes)
     return _act(
         nodes,
         members,
         NodeResult.DELETED,
-        as_json,
         lambda member: nodes.delete(member.zone, member.name),
     )
 
 
 @fleet.command("autostop", epilog=example("tpu vm fleet autostop --zones us-central1-a"))
 @options(output.dry_run_option, json_option)
-def autostop(dry_run: bool, as_json: bool) -> int:
+def autostop(dry_run: bool) -> int:
     """Delete the nodes whose --autostop time is over. A server with the same project and zones does
     so by itself; without one, run this from cron."""
     nodes = open_nodes()
     expired = nodes.expired(_zones(nodes))
     if dry_run:
-        return _show_planned(expired, NodeResult.WOULD_DELETE, as_json)
+        return _show_planned(expired, NodeResult.WOULD_DELETE)
     outcomes = []
     for node in expired:
         nodes.delete(node.zone, node.name)
         outcomes.append(NodeOutcome(name=node.name, zone=node.zone, result=NodeResult.DELETED))
-    show_outcomes(outcomes, as_json)
+    show_outcomes(outcomes)
     return 0
 
 
 @fleet.command("list", epilog=example("tpu vm fleet list --json"))
 @json_option
-def list_(as_json: bool) -> None:
+def list_() -> None:
     """List every node of the project in these zones: state, health, type and capacity."""
     nodes = open_nodes()
-    show_nodes(nodes.list_nodes(_zones(nodes)), as_json)
+    show_nodes(nodes.list_nodes(_zones(nodes)))
 
 
 def _zones(nodes: ManualNodes) -> tuple[str, ...]:
@@ -147,12 +144,8 @@ def _states(nodes: ManualNodes, members: Sequence[FleetMember]) -> dict[str, str
     return {member.name: states.get(member.name, "NOT_FOUND") for member in members}
 
 
-def _show_planned(
-    nodes: Sequence[FleetMember | NodeInfo], planned: NodeResult, as_json: bool
-) -> int:
-    show_outcomes(
-        [NodeOutcome(name=one.name, zone=one.zone, result=planned) for one in nodes], as_json
-    )
+def _show_planned(nodes: Sequence[FleetMember | NodeInfo], planned: NodeResult) -> int:
+    show_outcomes([NodeOutcome(name=one.name, zone=one.zone, result=planned) for one in nodes])
     return 0
 
 
@@ -160,7 +153,6 @@ def _act(
     nodes: ManualNodes,
     members: list[FleetMember],
     success: NodeResult,
-    as_json: bool,
     action: Callable[[FleetMember], Any],
 ) -> int:
     """In parallel, with a status line for each as it finishes. 1 when any failed."""
@@ -169,7 +161,7 @@ def _act(
         for count, (member, answer) in enumerate(nodes.run_parallel(members, action), 1):
             outcomes.append(_outcome(member, answer, success))
             output.print_status(f"{count}/{len(members)} {member.name}: {outcomes[-1].result}")
-    show_outcomes(outcomes, as_json)
+    show_outcomes(outcomes)
     counts = Counter(item.result for item in outcomes)
     output.print_status(", ".join(f"{count} {result}" for result, count in counts.items()))
     return int(any(item.result is NodeResult.FAILED for item in outcomes))

@@ -36,14 +36,14 @@ _KEY = re.compile(r"[\x21-\x7e]{20,300}")
 @click.command("check-env", epilog=example("tpu vm check-env tpu-us-central1-a-0"))
 @click.argument("name")
 @json_option
-def check_env(name: str, as_json: bool) -> int:
+def check_env(name: str) -> int:
     """Check which chips JAX sees on every host of a node, with ssh through gcloud.
 
     The exit status is 1 when it sees none.
     """
     node = node_address(open_nodes(), name)
     outcome = remote_commands.check_devices(node)
-    show_outcomes([outcome], as_json)
+    show_outcomes([outcome])
     return int(outcome.result is not NodeResult.OK)
 
 
@@ -51,7 +51,7 @@ def check_env(name: str, as_json: bool) -> int:
 @click.argument("name")
 @output.yes_option
 @json_option
-def repair(name: str, yes: bool, as_json: bool) -> int:
+def repair(name: str, yes: bool) -> int:
     """Repair a node: create it again if it was preempted, remove stale locks, check the chips.
 
     No process is killed. The exit status is 1 when the node is still unusable.
@@ -76,7 +76,7 @@ def repair(name: str, yes: bool, as_json: bool) -> int:
         output.print_status(f"{name}: {outcome.message}; removing stale locks")
         remote_commands.remove_stale_locks(node)
         outcome = remote_commands.check_devices(node)
-    show_outcomes([outcome], as_json)
+    show_outcomes([outcome])
     return int(outcome.result is not NodeResult.OK)
 
 
@@ -99,7 +99,6 @@ def mount_disk(
     nfs: str | None,
     target: str,
     force: bool,
-    as_json: bool,
 ) -> int:
     """Attach data disks to a node and mount them on every host, at /mnt/disks/1, 2, …
 
@@ -119,14 +118,14 @@ def mount_disk(
         for disk in nodes.attach_disks(node.zone, name, disks, not read_write):
             output.print_status(f"{name}: attached {disk}")
         outcome = remote_commands.mount_disks(node, force)
-    show_outcomes([outcome], as_json)
+    show_outcomes([outcome])
     return int(outcome.result is not NodeResult.MOUNTED)
 
 
 @click.command("set-wandb", epilog=example("tpu vm set-wandb tpu-us-central1-a-0 < key.txt"))
 @click.argument("name")
 @json_option
-def set_wandb(name: str, as_json: bool) -> int:
+def set_wandb(name: str) -> int:
     """Install a Weights & Biases API key on every host of a node.
 
     The key is read from standard input or prompted for; it is never a command-line argument. Jobs
@@ -145,7 +144,7 @@ def set_wandb(name: str, as_json: bool) -> int:
     outcomes = [
         remote_commands.install_wandb_key(node, host, key) for host in range(max(1, len(hosts)))
     ]
-    show_outcomes(outcomes, as_json)
+    show_outcomes(outcomes)
     return int(any(outcome.result is not NodeResult.DONE for outcome in outcomes))
 
 

@@ -36,9 +36,7 @@ from tpufleet.views.cli.vm.outcomes import NodeOutcome, NodeResult, show_nodes, 
 @output.yes_option
 @json_option
 @click.pass_context
-def apply(
-    context: click.Context, name: str, replace: bool, yes: bool, as_json: bool, **values: Any
-) -> None:
+def apply(context: click.Context, name: str, replace: bool, yes: bool, **values: Any) -> None:
     """Create a node and wait until it is ready, with retries."""
     nodes, where = open_nodes(), zone_of(name)
     before = nodes.get(where, name) if replace else None
@@ -51,28 +49,28 @@ def apply(
         created = nodes.create(where, name, request, values["tries"], values["delay"])
     if created.already_existed:
         output.print_status(f"{name} already exists")
-    show_nodes([created.node], as_json)
+    show_nodes([created.node])
 
 
 @click.command(epilog=example("tpu vm delete tpu-us-central1-a-0"))
 @click.argument("name")
 @output.yes_option
 @json_option
-def delete(name: str, yes: bool, as_json: bool) -> None:
+def delete(name: str, yes: bool) -> None:
     """Delete a node, and wait until it is gone."""
     nodes, where = open_nodes(), zone_of(name)
     output.confirm(f"Delete {name} in {where}?", yes)
     with interruptible(f"check whether it was deleted with `tpu vm status {name}`"):
         existed = nodes.delete(where, name)
     result = NodeResult.DELETED if existed else NodeResult.NOT_FOUND
-    show_outcomes([NodeOutcome(name=name, zone=where, result=result)], as_json)
+    show_outcomes([NodeOutcome(name=name, zone=where, result=result)])
 
 
 @click.command(epilog=example("tpu vm restart tpu-us-central1-a-0"))
 @click.argument("name")
 @output.yes_option
 @json_option
-def restart(name: str, yes: bool, as_json: bool) -> None:
+def restart(name: str, yes: bool) -> None:
     """Stop a node and start it again; its disk is kept. A node of several hosts cannot be stopped:
     after a question it is deleted and created again, with an empty boot disk."""
     nodes, where = open_nodes(), zone_of(name)
@@ -84,19 +82,19 @@ def restart(name: str, yes: bool, as_json: bool) -> None:
         )
     with interruptible(f"the node may be stopped; start it with `tpu vm restart {name}`"):
         restarted = nodes.restart(where, name)
-    show_nodes([restarted], as_json)
+    show_nodes([restarted])
 
 
 @click.command(epilog=example("tpu vm describe tpu-us-central1-a-0"))
 @click.argument("name")
 @json_option
-def describe(name: str, as_json: bool) -> None:
+def describe(name: str) -> None:
     """Show everything that the Cloud TPU API reports about a node."""
     where = zone_of(name)
     node = open_nodes().get(where, name)
     if node.state == "NOT_FOUND":
         raise NotFound(f"no node {name!r} in {where}; `tpu vm fleet list` lists the nodes")
-    if as_json:
+    if output.as_json():
         output.print_json(node)
         return
     labels = ", ".join(f"{key}={value}" for key, value in (node.labels or {}).items())
@@ -119,9 +117,7 @@ def describe(name: str, as_json: bool) -> None:
 @click.command(epilog=example("tpu vm status tpu-us-central1-a-0"))
 @click.argument("name")
 @json_option
-def status(name: str, as_json: bool) -> None:
+def status(name: str) -> None:
     """Print the state of a node: ready, preempted, creating, … or not found."""
     node = open_nodes().get(zone_of(name), name)
-    output.print_result(
-        {"name": name, "state": node.state}, fleets.display_state(node.state), as_json
-    )
+    output.print_result({"name": name, "state": node.state}, fleets.display_state(node.state))

@@ -38,9 +38,9 @@ class NodeOutcome:
     message: str = ""
 
 
-def show_outcomes(outcomes: Iterable[NodeOutcome], as_json: bool) -> None:
+def show_outcomes(outcomes: Iterable[NodeOutcome]) -> None:
     ordered = sorted(outcomes, key=_by_zone_and_number)
-    if as_json:
+    if output.as_json():
         output.print_json({"nodes": ordered})
         return
     output.print_table(
@@ -50,9 +50,9 @@ def show_outcomes(outcomes: Iterable[NodeOutcome], as_json: bool) -> None:
     )
 
 
-def show_nodes(nodes: Sequence[NodeInfo], as_json: bool) -> None:
+def show_nodes(nodes: Sequence[NodeInfo]) -> None:
     ordered = sorted(nodes, key=_by_zone_and_number)
-    if as_json:
+    if output.as_json():
         output.print_json({"nodes": ordered})
         return
     output.print_table(
