@@ -49,8 +49,7 @@ def config_import(file: Path, name: str | None) -> None:
         "TPU aliases": len(changes.tpu_aliases),
         "working directories": len(changes.folders),
     }
-    if output.as_json():
-        output.print_json({"imported": counts, "skipped": skipped})
+    if output.printed_json({"imported": counts, "skipped": skipped}):
         return
     click.echo("imported " + ", ".join(f"{count} {what}" for what, count in counts.items()))
     for each in skipped:

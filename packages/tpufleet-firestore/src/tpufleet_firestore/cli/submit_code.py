@@ -91,9 +91,6 @@ def _code(file: str | None) -> str:
 
 
 def _list(rows: list[dict[str, Any]]) -> None:
-    if output.as_json():
-        output.print_json({"documents": rows})
-        return
     output.print_table(
         ["ID", "STATUS", "CHALLENGE", "CREATED", "RESULT"],
         [
@@ -107,6 +104,7 @@ def _list(rows: list[dict[str, Any]]) -> None:
             for row in rows
         ],
         empty="no documents; add one with `tpu submit-code FILE`",
+        value={"documents": rows},
     )
 
 

@@ -235,8 +235,7 @@ def _show(environment: Environment, planned: Sequence[StagePlan]) -> None:
     found = [change for stage in planned for change in stage.changes]
     drifted = [change for stage in planned for change in stage.drift]
     estimate = costs.estimate(environment)
-    if output.as_json():
-        output.print_json({"changes": found, "drift": drifted, "cost": estimate})
+    if output.printed_json({"changes": found, "drift": drifted, "cost": estimate}):
         return
     if drifted:
         click.echo("changed outside:")

@@ -138,8 +138,7 @@ def env() -> None:
     if "TPUFLEET_SERVER" in variables:
         # The server is not on loopback, so its token is not read from the state folder by default.
         variables["TPUFLEET_TOKEN_FILE"] = str(connection.settings().home / "token")
-    if output.as_json():
-        output.print_json(variables)
+    if output.printed_json(variables):
         return
     for name, value in variables.items():
         click.echo(f"export {name}={shlex.quote(value)}")
@@ -211,9 +210,6 @@ def down() -> None:
 def status() -> None:
     """List the processes of the cluster."""
     parts = cluster.status(_folder())
-    if output.as_json():
-        output.print_json(parts)
-        return
     output.print_table(
         ("PART", "PID", "STATE", "MEMORY"),
         [
@@ -224,6 +220,7 @@ def status() -> None:
             for part in parts
         ],
         "no cluster is running; start one with `tpu cluster local up`",
+        value=parts,
     )  # fmt: skip
 
 

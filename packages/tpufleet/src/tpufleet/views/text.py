@@ -106,11 +106,11 @@ def duration(length: timedelta) -> str:
     return f"{days} d {hours % 24} h" if hours % 24 else f"{days} d"
 
 
-def age(at: datetime | None, now: datetime) -> str:
+def age(at: datetime | None, now: datetime | None = None) -> str:
     """`3 min ago`, `in 5 min`, `just now`; a dash for never."""
     if at is None:
         return "-"
-    since = now - at
+    since = (now or datetime.now(UTC)) - at
     if abs(since) < timedelta(seconds=1):
         return "just now"
     return f"{duration(since)} ago" if since > timedelta(0) else f"in {duration(-since)}"
@@ -201,7 +201,7 @@ def explanation_lines(explanation: JobExplanation) -> Iterator[tuple[str, str]]:
     for detail in explanation.details:
         yield f"  - {one_line(detail)}", ""
     if explanation.until is not None:
-        when = age(explanation.until, datetime.now(UTC))
+        when = age(explanation.until)
         yield f"  - next change {when} ({local_time(explanation.until)})", ""
     for attempt in explanation.attempts[:-1]:  # the details cover the latest one
         state = str(attempt.end_reason or attempt.state)

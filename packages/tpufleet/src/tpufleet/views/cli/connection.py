@@ -49,8 +49,7 @@ def _warn_once() -> None:
     if context is None or context.meta.setdefault("tpufleet.warned", False):
         return
     context.meta["tpufleet.warned"] = True
-    for warning in config.misspelt_variables(os.environ):
-        output.print_status(f"warning: {warning}")
+    output.print_warnings(config.misspelt_variables(os.environ))
 
 
 def connect(*, start: bool = False, announce: bool = True, follow: bool = False) -> FleetClient:
@@ -77,11 +76,10 @@ def client_for(
     from tpufleet.client.transport import CALL_SECONDS
 
     if url.startswith("http:") and not config.is_loopback(url) and not read.insecure_http:
-        click.echo(
-            f"warning: {url} is not encrypted, and your token can be read on the way; use https, "
-            "or set insecure_http: true on a network that you trust",
-            err=True,
+        unsafe = (
+            f"{url} is not encrypted, and your token can be read on the way; use https, or set "
         )
+        output.print_warnings([f"{unsafe}insecure_http: true on a network that you trust"])
     timeout = read.request_timeout
     return FleetClient(
         url,

@@ -63,6 +63,11 @@ def print_status(message: str) -> None:
     click.echo(text.without_control_characters(message), err=True)
 
 
+def print_warnings(warnings: Iterable[object]) -> None:
+    for warning in warnings:
+        print_status(f"warning: {warning}")
+
+
 def print_retrying(error: Exception) -> None:
     """What went wrong for now, without the advice: the command goes on by itself."""
     print_status(f"{str(error).partition(chr(10))[0]}; retrying")
@@ -73,11 +78,16 @@ def print_json(value: Any) -> None:
     click.echo(encoding.to_json(value).decode())
 
 
-def print_result(value: object, message: str) -> None:
-    """The result of a change, for programs or for people."""
+def printed_json(value: object) -> bool:
+    """Print the value if --json was given; False: it is still to be shown to people."""
     if as_json():
         print_json(value)
-    else:
+    return as_json()
+
+
+def print_result(value: object, message: str) -> None:
+    """The result of a change, for programs or for people."""
+    if not printed_json(value):
         click.echo(text.without_control_characters(message))
 
 
@@ -100,17 +110,21 @@ def console() -> Any:
 def print_table(
     titles: Sequence[str],
     rows: Iterable[Sequence[Cell]],
-    empty: str,
+    empty: str = "none",
     *,
+    value: object = None,
     droppable: Sequence[str] | None = None,
     whole: Sequence[str] = (),
 ) -> None:
-    """Aligned columns; to a pipe without truncation or colour. `empty` is printed for no rows.
+    """Aligned columns; to a pipe without truncation or colour. `empty` is printed for no rows, and
+    with --json the `value`.
 
     On a terminal the last column is wrapped. With `droppable`, each row takes one line instead: the
     last column is cut, and these columns are left out, the first one first, while it lacks room.
     Columns that are `whole` are never cut.
     """
+    if value is not None and printed_json(value):
+        return
     styled = [[_styled(cell) for cell in row] for row in rows]
     if not styled:
         print_status(empty)

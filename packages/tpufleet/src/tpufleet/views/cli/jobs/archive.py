@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -72,16 +72,14 @@ def archive(
                 question = f"Archive all {text.counted(matching, 'ended job')} {whose}?"
                 output.confirm(question, yes)
         rows = client.archive(request)
-    if output.as_json():
-        output.print_json({"jobs": rows})
+    if output.printed_json({"jobs": rows}):
         return
     if not rows:
         output.print_status("no ended jobs to archive")
         return
-    now = datetime.now(UTC)
     output.print_table(
         ("JOB", "NAME", "OWNER", "STATE", "ENDED"),
-        ((row.id, row.name, row.owner, row.state.value, text.age(row.ended_at, now))
+        ((row.id, row.name, row.owner, row.state.value, text.age(row.ended_at))
          for row in rows),
         "",
     )  # fmt: skip
@@ -234,11 +232,10 @@ def _show_summary(report: PurgeReport, outcome: str, nothing: str) -> None:
 
 
 def _show_jobs(report: PurgeReport) -> None:
-    now = datetime.now(UTC)
     output.print_table(
         ("JOB", "NAME", "OWNER", "STATE", "ENDED", "FILES", "CHECKPOINTS"),
         (
-            (row.id, row.name, row.owner, row.state.value, text.age(row.ended_at, now),
+            (row.id, row.name, row.owner, row.state.value, text.age(row.ended_at),
              text.size(row.size), _checkpoints(row))
             for row in report.jobs
         ),

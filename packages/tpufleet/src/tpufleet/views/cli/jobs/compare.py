@@ -42,8 +42,7 @@ def compare(jobs: tuple[str, ...], diff: bool, metric: tuple[str, ...]) -> None:
     with connection.connect() as client:
         comparison = client.compare(jobs)
         series = [client.metrics(row.id) for row in comparison.jobs]
-    if output.as_json():
-        output.print_json({"comparison": comparison, "series": series})
+    if output.printed_json({"comparison": comparison, "series": series}):
         return
     output.print_table(*comparison_table(comparison), "")
     for line in code_lines(comparison, diff):
@@ -57,8 +56,7 @@ def compare(jobs: tuple[str, ...], diff: bool, metric: tuple[str, ...]) -> None:
 def _show_metrics(job: str, metric: tuple[str, ...]) -> None:
     with connection.connect() as client:
         series = client.metrics(job)
-    if output.as_json():
-        output.print_json(series)
+    if output.printed_json(series):
         return
     if not any(point.values for point in series.points):
         output.print_status(

@@ -58,8 +58,7 @@ def edit(
             earlier = client.job(ref).row.notes if append and note else ""
             appended = replace(changes, notes=f"{earlier}\n{note}") if earlier else changes
             rows.append(client.change_job(ref, appended))
-    if output.as_json():
-        output.print_json({"jobs": rows})
+    if output.printed_json({"jobs": rows}):
         return
     for row in rows:
         output.print_line(

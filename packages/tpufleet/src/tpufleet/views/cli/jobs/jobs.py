@@ -87,8 +87,7 @@ def jobs(
         def refresh() -> None:
             found = client.jobs(limit=min(limit + 1, MOST_ROWS), **selection).jobs
             rows = found[:limit]
-            if output.as_json():
-                output.print_json({"jobs": rows})
+            if output.printed_json({"jobs": rows}):
                 return
             empty = "" if rows else _empty_list(client, selection, filtered)
             if watch and output.is_terminal():
@@ -155,9 +154,8 @@ def show_rows(
     show_type: bool = True,
     reason_length: int = 10_000,
 ) -> None:
-    now = datetime.now(UTC)
     hidden = None if show_type else TITLES.index("TYPE")
-    cells = (_cells(row, now, reason_length) for row in rows)
+    cells = (_cells(row, reason_length) for row in rows)
     output.print_table(
         [title for index, title in enumerate(TITLES) if index != hidden],
         ([cell for index, cell in enumerate(row) if index != hidden] for row in cells),
@@ -170,14 +168,14 @@ def _shortened(reason: str, length: int) -> str:
     return reason if len(reason) <= length else f"{reason[: length - 1]}…"
 
 
-def _cells(row: JobRow, now: datetime, reason_length: int) -> list[Cell]:
+def _cells(row: JobRow, reason_length: int) -> list[Cell]:
     """Without a reason for a job that succeeded: the state says it, and the room is needed."""
     reason = "" if row.state is JobState.SUCCEEDED else _shortened(row.reason, reason_length)
     kind = short_name(row.accelerator)
     kind = kind if row.slices == 1 else f"{row.slices}×{kind}"
     return [
         row.id, row.name, (row.state.value, text.colour(row.state)), kind,
-        text.progress(row.progress), str(row.attempts), text.age(row.submitted_at, now),
+        text.progress(row.progress), str(row.attempts), text.age(row.submitted_at),
         row.owner, reason,
     ]  # fmt: skip
 
@@ -193,16 +191,14 @@ def show(job: str) -> None:
     """
     with connection.connect() as client:
         detail = client.job(job)
-    if output.as_json():
-        output.print_json(detail)
+    if output.printed_json(detail):
         return
     _show_job(detail)
-    now = datetime.now(UTC)
     if detail.attempts:
         click.echo()
         output.print_table(
             ("ATTEMPT", "STATE", "STARTED", "RAN", "CHECKPOINT", "OUTCOME"),
-            (_attempt_cells(attempt, now) for attempt in detail.attempts),
+            (_attempt_cells(attempt) for attempt in detail.attempts),
             "",
         )
     if detail.slices:
@@ -222,7 +218,7 @@ def show(job: str) -> None:
             ("HOST", "PHASE", "SEEN", "PROGRESS", "NOTICE"),
             (
                 (f"{row.process} ({row.id})", (row.phase.value, text.colour(row.phase)),
-                 text.age(row.seen_at, now), text.progress(row.progress), row.notice or "-")
+                 text.age(row.seen_at), text.progress(row.progress), row.notice or "-")
                 for row in detail.hosts
             ),
             "",
@@ -231,7 +227,6 @@ def show(job: str) -> None:
 
 def _show_job(detail: JobDetail) -> None:
     job, row, spec = detail.job, detail.row, detail.job.spec
-    now = datetime.now(UTC)
     document = job_file.to_document(spec)
     shown = ("zones", "providers", "pool", "priority", "rule", "tags", "notes", "setup")
     output.print_fields(
@@ -242,8 +237,8 @@ def _show_job(detail: JobDetail) -> None:
             ("progress", text.progress(row.progress)),
             ("metrics", text.metrics(row.progress)),
             ("owner", job.owner),
-            ("submitted", text.age(job.submitted_at, now)),
-            ("ended", text.age(job.ended_at, now)),
+            ("submitted", text.age(job.submitted_at)),
+            ("ended", text.age(job.ended_at)),
             ("files", _deleted(detail.files_deleted_at)),
             ("command", shlex.join(spec.command)),
             (
@@ -277,12 +272,12 @@ def _joined(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _attempt_cells(attempt: Attempt, now: datetime) -> list[Cell]:
+def _attempt_cells(attempt: Attempt) -> list[Cell]:
     state = str(attempt.end_reason or attempt.state)
-    end = attempt.ended_at or now
+    end = attempt.ended_at or datetime.now(UTC)
     ran = text.duration(end - attempt.running_at) if attempt.running_at else "-"
     step = "-" if attempt.checkpoint_step is None else f"step {attempt.checkpoint_step}"
-    started = text.age(attempt.created_at, now)
+    started = text.age(attempt.created_at)
     return [str(attempt.number), (state, text.colour(state)), started, ran, step, attempt.message]
 
 

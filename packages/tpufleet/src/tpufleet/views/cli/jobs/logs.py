@@ -66,8 +66,7 @@ def logs(
                 click.echo(prefix + shown, color=raw or None)
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
-        if output.as_json():
-            output.print_json({"job": job, "lines": _lines("".join(pieces))})
+        if output.printed_json({"job": job, "lines": _lines("".join(pieces))}):
             return
         last = ""
         for piece in text.program_lines(pieces) if filtered else pieces:

@@ -86,8 +86,7 @@ def profile(job: str, seconds: float, host: int | None, folder: Path | None) -> 
             output.print_status(f"recording {seconds:g} s on {count} of {name}")
         run = datetime.now().strftime("%Y_%m_%d_%H_%M_%S")
         files = [path for each in hosts for path in _fetch(client, each, target, run)]
-    if output.as_json():
-        output.print_json({"folder": str(target), "files": [str(path) for path in files]})
+    if output.printed_json({"folder": str(target), "files": [str(path) for path in files]}):
         return
     size = sum(path.stat().st_size for path in files)
     click.echo(f"{target}: {text.counted(len(files), 'file')}, {text.size(size)}")

@@ -41,15 +41,13 @@ def queue(pool: str | None, user: str | None, mine: bool) -> None:
         owner = client.me().name if mine or user == "me" else user
         entries = client.queue(pool=pool, owner=owner)
         use_time_zone(client)
-    if output.as_json():
-        output.print_json({"queue": entries})
-        return
     now = datetime.now(UTC)
     output.print_table(
         TITLES,
         (_cells(entry, now) for entry in entries),
         "no jobs wait",
         droppable=("USED", "PRIORITY", "OWNER", "QUEUE"),
+        value={"queue": entries},
     )
 
 

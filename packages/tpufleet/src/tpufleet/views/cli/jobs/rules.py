@@ -25,8 +25,7 @@ def rules() -> None:
     The default, auto, retries all three on every capacity type. Needs no server.
     """
     rows = [_row(rule) for rule in Rule]
-    if output.as_json():
-        output.print_json({"rules": rows, "actions": ACTIONS})
+    if output.printed_json({"rules": rows, "actions": ACTIONS}):
         return
     titles = [title.replace("_", " ").upper() for title in rows[0]]
     output.print_table(titles, (list(row.values()) for row in rows), "")

@@ -265,8 +265,7 @@ def follow_jobs(
 
 
 def _show_submitted(rows: tuple[JobRow, ...], accelerators: Sequence[str] | None) -> None:
-    if output.as_json():
-        output.print_json({"jobs": rows})
+    if output.printed_json({"jobs": rows}):
         return
     for row, accelerator in zip(
         rows, accelerators or [short_name(row.accelerator) for row in rows], strict=True
@@ -370,8 +369,7 @@ def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan]) -> None:
         }
         for job, simulated in zip(planned, simulations, strict=True)
     ]
-    if output.as_json():
-        output.print_json({"jobs": jobs})
+    if output.printed_json({"jobs": jobs}):
         return
     import yaml
 

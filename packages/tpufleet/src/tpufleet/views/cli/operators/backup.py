@@ -76,7 +76,7 @@ def restore(file: Path) -> None:
         with backups.original_stopped(settings.home):
             pass
     except Conflict as error:
-        output.print_status(f"warning: {error}")
+        output.print_warnings([error])
     output.print_result(report, message)
 
 

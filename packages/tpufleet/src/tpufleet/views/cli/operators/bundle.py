@@ -37,8 +37,7 @@ def bundle(bucket: str | None, file: Path | None, python_folder: Path | None) ->
     """
     # Its result may be what the config file lacks.
     settings, errors = config.load_valid(os.environ, Path.home())
-    for error in errors:
-        output.print_status(f"warning: {error}")
+    output.print_warnings(errors)
     bucket = bucket or settings.bucket
     if file is None and bucket is None:
         raise BadInput(

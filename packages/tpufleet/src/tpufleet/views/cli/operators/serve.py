@@ -71,8 +71,7 @@ def serve(
     if stop:
         # A typo in the config file must not keep a server running: the folders are enough.
         settings, errors = config.load_valid(os.environ, Path.home())
-        for error in errors:
-            output.print_status(f"warning: {error}")
+        output.print_warnings(errors)
         data = config.embedded_data_folder(settings.home) or settings.data
         if everything:
             from tpufleet.compose import local_root

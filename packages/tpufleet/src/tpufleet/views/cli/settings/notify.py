@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 
 import click
 
@@ -41,14 +40,12 @@ def notify() -> None:
     """
     with connection.connect() as client:
         channels = client.channels()
-    if output.as_json():
-        output.print_json({"channels": channels})
-        return
     output.print_table(
         ("CHANNEL", "KIND", "TO", "ON"),
         ((each.name, each.kind.value, each.target, ", ".join(each.on)) for each in channels),
         "no channels; add one with `tpu notify add team --slack URL`, --webhook URL or "
         "--email ADDRESS",
+        value={"channels": channels},
     )
 
 
@@ -135,15 +132,11 @@ def history() -> None:
     """List the messages of the last 7 days, newest first."""
     with connection.connect() as client:
         deliveries = client.deliveries()
-    if output.as_json():
-        output.print_json({"deliveries": deliveries})
-        return
-    now = datetime.now(UTC)
     output.print_table(
         ("WHEN", "CHANNEL", "STATE", "TRIES", "MESSAGE"),
         (
             (
-                text.age(each.created_at, now),
+                text.age(each.created_at),
                 each.channel,
                 (each.state.value, _COLOURS.get(each.state, "")),
                 str(each.tries),
@@ -152,4 +145,5 @@ def history() -> None:
             for each in deliveries
         ),
         "no messages in the last 7 days",
+        value={"deliveries": deliveries},
     )

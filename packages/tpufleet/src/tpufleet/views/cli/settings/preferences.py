@@ -148,15 +148,16 @@ def alias() -> None:
     aliases are those of the examples.
     """
     known = read()
-    if output.as_json():
-        output.print_json({"config": known.all_config_aliases, "tpu": known.tpu_aliases})
-        return
     rows = [
         (name, "config", path, _origin(name in known.config_aliases))
         for name, path in sorted(known.all_config_aliases.items())
     ]
     rows += [(name, "TPU", kind, _origin(True)) for name, kind in sorted(known.tpu_aliases.items())]
-    output.print_table(("ALIAS", "OF", "MEANS", "ORIGIN"), rows, "no aliases")
+    output.print_table(
+        ("ALIAS", "OF", "MEANS", "ORIGIN"),
+        rows,
+        value={"config": known.all_config_aliases, "tpu": known.tpu_aliases},
+    )
 
 
 @alias.command("set")
@@ -202,12 +203,9 @@ def alias_delete(name: str) -> None:
 def folders() -> None:
     """List or change your numbered working directories, 1 to 100."""
     known = read().folders
-    if output.as_json():
-        output.print_json({"folders": known})
-        return
     rows = [(number, known[number]) for number in sorted(known, key=int)]
     empty = "no directories; `tpu config dir here 1` sets the first"
-    output.print_table(("DIR", "PATH"), rows, empty)
+    output.print_table(("DIR", "PATH"), rows, empty, value={"folders": known})
 
 
 def _set_folders(changes: dict[str, str | None]) -> None:
@@ -276,11 +274,8 @@ def folder_swap(one: str, other: str) -> None:
 def view() -> None:
     """List or change saved queries of `tpu jobs`."""
     views = read().views
-    if output.as_json():
-        output.print_json({"views": views})
-        return
     empty = "no views; save one with `tpu config view save NAME QUERY`"
-    output.print_table(("VIEW", "QUERY"), sorted(views.items()), empty)
+    output.print_table(("VIEW", "QUERY"), sorted(views.items()), empty, value={"views": views})
 
 
 @view.command("save")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import click
 
@@ -58,12 +58,9 @@ def list_secrets() -> None:
     """List the names of secrets. Values are never shown."""
     with connection.connect() as client:
         names = client.secrets()
-    if output.as_json():
-        output.print_json(names)
-        return
     rows = [*((name, "you") for name in names.own), *((name, "shared") for name in names.shared)]
     output.print_table(
-        ("SECRET", "OWNER"), rows, "no secrets; store one with `tpu secret set NAME`"
+        ("SECRET", "OWNER"), rows, "no secrets; store one with `tpu secret set NAME`", value=names
     )
 
 
@@ -120,18 +117,14 @@ def list_users() -> None:
     """List the users."""
     with connection.connect() as client:
         users = client.users()
-    if output.as_json():
-        output.print_json({"users": users})
-        return
-    now = datetime.now(UTC)
     output.print_table(
         ("USER", "ROLE", "KIND", "CREATED"),
         (
             (row.name, row.role.value, "service" if row.service else "person",
-             text.age(row.created_at, now))
+             text.age(row.created_at))
             for row in users
         ),
-        "no users",
+        value={"users": users},
     )  # fmt: skip
 
 
@@ -262,18 +255,14 @@ def list_tokens() -> None:
     """List tokens with their owner, scope, last use and expiry."""
     with connection.connect() as client:
         tokens = client.tokens()
-    if output.as_json():
-        output.print_json({"tokens": tokens})
-        return
-    now = datetime.now(UTC)
     output.print_table(
         ("TOKEN", "USER", "SCOPE", "POOL", "CREATED", "LAST USED", "EXPIRES", "NOTE"),
         (
-            (row.id, row.user, row.scope.value, row.pool or "-", text.age(row.created_at, now),
-             text.age(row.last_used_at, now), text.age(row.expires_at, now), row.note)
+            (row.id, row.user, row.scope.value, row.pool or "-", text.age(row.created_at),
+             text.age(row.last_used_at), text.age(row.expires_at), row.note)
             for row in tokens
         ),
-        "no tokens",
+        value={"tokens": tokens},
     )  # fmt: skip
 
 
@@ -308,9 +297,6 @@ def audit(user: str | None, token: str | None, limit: int) -> None:
         raise BadInput("pass one of --user and --token")
     with connection.connect() as client:
         entries = client.audit(user=user, token=token, limit=limit)
-    if output.as_json():
-        output.print_json({"entries": entries})
-        return
     output.print_table(
         ("TIME (UTC)", "USER", "FROM", "ACTION", "TARGET", "OUTCOME", "DETAIL"),
         (
@@ -318,5 +304,5 @@ def audit(user: str | None, token: str | None, limit: int) -> None:
              row.outcome.value, row.detail)
             for row in entries
         ),
-        "no entries",
+        value={"entries": entries},
     )  # fmt: skip

@@ -83,15 +83,13 @@ def cost(by: str, since: str | None, show_prices: bool) -> None:
     ordered = sorted(
         totals.values(), key=lambda item: (-item.usd, -item.simulated_usd, -item.chip_hours)
     )
-    if output.as_json():
-        output.print_json({"by": by, "rows": ordered, "usd": sum(item.usd for item in ordered)})
-        return
     shown = [*ordered, total(ordered)] if len(ordered) > 1 else ordered
     output.print_table(
         (by.upper(), "CHIP HOURS", "USEFUL", "LOST", "UNKNOWN", "COST", "LOST COST"),
         (cells(item) for item in shown),
         "no cost yet" if since is None else "nothing was billed since then",
         droppable=("LOST COST", "UNKNOWN", "LOST"),
+        value={"by": by, "rows": ordered, "usd": sum(item.usd for item in ordered)},
     )
 
 
@@ -162,16 +160,13 @@ def _dollars(usd: float, simulated_usd: float) -> str:
 
 def _show_prices(table: dict[tuple[str, str], prices.Price]) -> None:
     rows = list(table.values())
-    if output.as_json():
-        output.print_json({"prices": rows})
-        return
     output.print_table(
         ("GENERATION", "CAPACITY", "USD/CHIP HOUR", "AS OF", "SOURCE"),
         (
             (row.generation, row.capacity.value, f"${row.usd:.4g}", row.as_of or "-", row.source)
             for row in rows
         ),
-        "no prices",
+        value={"prices": rows},
     )
 
 
@@ -186,9 +181,6 @@ def budget() -> None:
     """
     with connection.connect() as client:
         report = client.budgets()
-    if output.as_json():
-        output.print_json({"budgets": report.budgets, "now": report.now})
-        return
     output.print_table(
         ("SCOPE", "NAME", "SPENT", "BUDGET", "USED", "PERIOD"),
         (
@@ -197,6 +189,7 @@ def budget() -> None:
             for use in sorted(report.budgets, key=lambda use: -use.share)
         ),
         "no budgets; set `budgets` in the server's config file",
+        value={"budgets": report.budgets, "now": report.now},
     )  # fmt: skip
 
 

@@ -151,7 +151,7 @@ def _show(checks: dict[str, list[CheckResult]]) -> None:
         messages = list(dict.fromkeys(item.message for _, item in group))
         suffix = "" if len(messages) == 1 else f" (host {_number(hosts[0])})"
         rows.append(_row(_host_ranges(hosts), group[0][1], messages[0] + suffix))
-    output.print_table(("WHERE", "CHECK", "HEALTH", "MESSAGE"), rows, "no checks")
+    output.print_table(("WHERE", "CHECK", "HEALTH", "MESSAGE"), rows)
 
 
 def _row(where: str, item: CheckResult, message: str) -> tuple[output.Cell, ...]:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 import click
 
@@ -103,19 +103,18 @@ def select(rows: Sequence[InventoryRow], words: Iterable[str]) -> Iterator[Inven
 
 
 def show(rows: Sequence[InventoryRow]) -> None:
-    now = datetime.now(UTC)
     empty = "no slices or pools; `tpu run TYPE -- CMD` requests one"
-    output.print_table(TITLES, (_cells(row, now) for row in rows), empty, droppable=DROPPED_FIRST)
+    output.print_table(TITLES, (_cells(row) for row in rows), empty, droppable=DROPPED_FIRST)
 
 
-def _cells(row: InventoryRow, now: datetime) -> list[Cell]:
+def _cells(row: InventoryRow) -> list[Cell]:
     kind = short_name(row.accelerator)
     kind = kind if row.count == 1 else f"{row.count}×{kind}"
     name = f"pool {row.id}" if row.state is InventoryState.AVAILABLE else row.id
     return [
         row.alias or "-", name, kind, row.zone or "-",
         (row.state.value, text.colour(row.state)), row.owner or "-", row.job_name or "-",
-        row.belongs_to or "-", text.age(row.since, now), text.age(row.last_check, now),
+        row.belongs_to or "-", text.age(row.since), text.age(row.last_check),
         text.one_line(row.note),
     ]  # fmt: skip
 
@@ -178,21 +177,18 @@ def slices() -> None:
     """List every slice that exists or is requested, and its job."""
     with connection.connect() as client:
         rows = client.slices()
-    if output.as_json():
-        output.print_json({"slices": rows})
-        return
-    now = datetime.now(UTC)
     output.print_table(
         ("SLICE", "STATE", "TYPE", "ZONE", "CAPACITY", "HOSTS", "POOL", "JOB", "REQUESTED",
          "REASON"),
         (
             (row.id, (row.state.value, text.colour(row.state)), short_name(row.accelerator),
              row.zone, row.capacity.value, f"{row.hosts_seen}/{row.hosts}", row.pool or "-",
-             row.job_id or "-", text.age(row.requested_at, now), row.reason)
+             row.job_id or "-", text.age(row.requested_at), row.reason)
             for row in rows
         ),
         "no slices; jobs request them, or keep some ready with `tpu pool create --smallest N`",
         droppable=("REQUESTED", "CAPACITY", "HOSTS", "POOL", "JOB"),
+        value={"slices": rows},
     )  # fmt: skip
 
 

@@ -226,9 +226,6 @@ def list_pools() -> None:
     """List the pools."""
     with connection.connect() as client:
         pools = client.pools()
-    if output.as_json():
-        output.print_json({"pools": pools})
-        return
     output.print_table(
         ("POOL", "TYPE", "SLICES", "PROVIDER", "ZONES", "CAPACITY", "MEMBERS"),
         (
@@ -238,6 +235,7 @@ def list_pools() -> None:
             for row in pools
         ),
         "no pools; create one with `tpu pool create NAME TYPE`",
+        value={"pools": pools},
     )  # fmt: skip
 
 
@@ -249,8 +247,7 @@ def show(name: str) -> None:
     with connection.connect() as client:
         row = client.pool(name)
         slices = client.slices(pool=name)
-    if output.as_json():
-        output.print_json({"pool": row, "slices": slices})
+    if output.printed_json({"pool": row, "slices": slices}):
         return
     fields: list[tuple[str, Cell]] = [
         ("pool", row.name),

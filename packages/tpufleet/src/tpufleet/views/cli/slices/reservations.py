@@ -89,9 +89,6 @@ def list_reservations(ended: bool) -> None:
         known = client.reservations(ended=ended)
         held = [row for row in client.slices() if row.reserved_for is not None]
         use_time_zone(client)
-    if output.as_json():
-        output.print_json({"reservations": known, "held": held})
-        return
     now = datetime.now(UTC)
     rows = [_cells(each, now) for each in known]
     rows += [
@@ -102,7 +99,8 @@ def list_reservations(ended: bool) -> None:
     ]  # fmt: skip
     output.print_table(
         ("ID", "POOL", "SLICES", "OWNER", "STATE", "FROM", "UNTIL", "NOTE"), rows,
-        "no reservations", droppable=("SLICES", "POOL", "FROM"), whole=("ID",),
+        droppable=("SLICES", "POOL", "FROM"), whole=("ID",),
+        value={"reservations": known, "held": held},
     )  # fmt: skip
 
 

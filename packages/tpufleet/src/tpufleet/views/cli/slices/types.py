@@ -36,8 +36,7 @@ def types(name: str | None, by_zone: bool) -> None:
     if by_zone or zone is not None:
         _print_zones(chosen, zone)
         return
-    if output.as_json():
-        output.print_json({"types": chosen})
+    if output.printed_json({"types": chosen}):
         return
     aliases: dict[str, list[str]] = {}
     for spelling, known in topology.spellings().items():
@@ -50,7 +49,6 @@ def types(name: str | None, by_zone: bool) -> None:
              str(kind.hosts), str(kind.chips_per_host), kind.topology, kind.machine_type or "-")
             for kind in chosen
         ),
-        "no types",
     )  # fmt: skip
 
 
@@ -75,8 +73,9 @@ def _print_zones(chosen: list[Accelerator], zone: str | None) -> None:
         for offer in tpu_zones.offers()
         if offer.accelerator in names and zone in (None, offer.zone)
     ]
-    if output.as_json():
-        output.print_json({"offers": offers, "as_of": tpu_zones.AS_OF, "source": tpu_zones.SOURCE})
+    if output.printed_json(
+        {"offers": offers, "as_of": tpu_zones.AS_OF, "source": tpu_zones.SOURCE}
+    ):
         return
     rows = []
     for of_zone in _grouped(offers):
@@ -117,9 +116,6 @@ def stock(words: tuple[str, ...]) -> None:
         for row in report.rows
         if (not zones or row.zone in zones) and (not names or row.accelerator in names)
     ]
-    if output.as_json():
-        output.print_json({"rows": rows})
-        return
     output.print_table(
         ("ZONE", "TYPE", "CAPACITY", "GRANTED", "LAST", "REFUSED", "LAST", "RETRY", "PREEMPTED",
          "MESSAGE"),
@@ -131,6 +127,7 @@ def stock(words: tuple[str, ...]) -> None:
             for row in rows
         ),
         "no capacity requested yet",
+        value={"rows": rows},
     )  # fmt: skip
 
 

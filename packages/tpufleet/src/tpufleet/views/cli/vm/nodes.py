@@ -94,8 +94,7 @@ def describe(name: str) -> None:
     node = open_nodes().get(where, name)
     if node.state == "NOT_FOUND":
         raise NotFound(f"no node {name!r} in {where}; `tpu vm fleet list` lists the nodes")
-    if output.as_json():
-        output.print_json(node)
+    if output.printed_json(node):
         return
     labels = ", ".join(f"{key}={value}" for key, value in (node.labels or {}).items())
     output.print_fields(

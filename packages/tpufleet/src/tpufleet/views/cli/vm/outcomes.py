@@ -40,21 +40,15 @@ class NodeOutcome:
 
 def show_outcomes(outcomes: Iterable[NodeOutcome]) -> None:
     ordered = sorted(outcomes, key=_by_zone_and_number)
-    if output.as_json():
-        output.print_json({"nodes": ordered})
-        return
     output.print_table(
         ("NAME", "ZONE", "RESULT", "MESSAGE"),
         ((item.name, item.zone, item.result.value, item.message or "-") for item in ordered),
-        "nothing to do",
+        value={"nodes": ordered},
     )
 
 
 def show_nodes(nodes: Sequence[NodeInfo]) -> None:
     ordered = sorted(nodes, key=_by_zone_and_number)
-    if output.as_json():
-        output.print_json({"nodes": ordered})
-        return
     output.print_table(
         ("NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE", "AUTOSTOP"),
         (
@@ -62,7 +56,7 @@ def show_nodes(nodes: Sequence[NodeInfo]) -> None:
              node.capacity or "-", node.zone, _autostop(node))
             for node in ordered
         ),
-        "no nodes",
+        value={"nodes": ordered},
     )  # fmt: skip
 
 
