@@ -40,17 +40,6 @@ def within(least: int = 0, most: timedelta = MAX_DURATION, *, finite: bool = Fal
     return schema.custom("duration", check, written, write=to_builtin)
 
 
-def parse_finite(value: Any, path: str, hint: str) -> timedelta:
-    """Not `none`. Errors name the option or field at `path`."""
-    try:
-        span = parse(value)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from error
-    if span is None:
-        raise BadInput(f"{path}: {hint}")
-    return span
-
-
 def parse(value: Any) -> timedelta | None:
     """None for `none`; otherwise a duration of zero or more."""
     if isinstance(value, timedelta):

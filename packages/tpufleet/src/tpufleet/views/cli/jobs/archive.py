@@ -12,10 +12,10 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import ArchiveRequest, JobRow, PurgedJob, PurgeReport, PurgeRequest
 from tpufleet.model.job.jobs import ENDED_STATES, JobState
-from tpufleet.model.values import durations
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option, yes_option
+from tpufleet.views.cli.parameter_types import Duration
 
 JOBS_PER_REQUEST = 100  # deletion takes a while for each; a request must not time out
 NAMED_JOBS = 10  # more are counted
@@ -32,7 +32,7 @@ def _selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Only jobs in this state (default: any).",
         ),
         click.option(
-            "--older-than", metavar="SPAN", help="Only jobs that ended this long ago: 12h, 14d."
+            "--older-than", type=Duration(), help="Only jobs that ended this long ago: 12h, 14d."
         ),
         click.argument("jobs", metavar="[JOB…]", nargs=-1),
     ):
@@ -51,7 +51,7 @@ def _selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @json_option
 def archive(
     jobs: tuple[str, ...],
-    older_than: str | None,
+    older_than: timedelta | None,
     state: tuple[str, ...],
     all_users: bool,
     dry_run: bool,
@@ -133,7 +133,7 @@ def undo(jobs: tuple[str, ...], query: str | None) -> None:
 @json_option
 def purge(
     jobs: tuple[str, ...],
-    older_than: str | None,
+    older_than: timedelta | None,
     state: tuple[str, ...],
     all_users: bool,
     checkpoints: bool,
@@ -175,24 +175,16 @@ def purge(
 
 
 def _selection(
-    jobs: tuple[str, ...], older_than: str | None, state: Sequence[str], all_users: bool
+    jobs: tuple[str, ...], older_than: timedelta | None, state: Sequence[str], all_users: bool
 ) -> dict[str, Any]:
     if jobs and (older_than or state or all_users):
         raise BadInput("pass either job names or the filters --older-than, --state, --all-users")
     return {
         "jobs": jobs,
         "states": frozenset(JobState(each) for each in state),
-        "older_than": _age_limit(older_than),
+        "older_than": older_than or timedelta(0),
         "all_owners": all_users,
     }
-
-
-def _age_limit(option: str | None) -> timedelta:
-    if option is None:
-        return timedelta(0)
-    if option.strip().isdecimal():
-        raise BadInput(f"--older-than: {option} what? Write {option.strip()}d for days")
-    return durations.parse_finite(option, "--older-than", "a duration such as 14d is required")
 
 
 def _summary(report: PurgeReport) -> str:

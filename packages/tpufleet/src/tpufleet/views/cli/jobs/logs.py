@@ -11,8 +11,8 @@ from tpufleet.model.api_types import JobDetail
 from tpufleet.model.events import Event
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.parameter_types import host_option
 from tpufleet.views.cli.settings.preferences import use_time_zone
 
 # Of events, beside jobs: the argument of the client, and the field of an event.
@@ -66,7 +66,8 @@ def logs(
                 click.echo(prefix + shown, color=raw or None)
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
-        if output.printed_json({"job": job, "lines": _lines("".join(pieces))}):
+        if output.as_json():
+            output.print_json({"job": job, "lines": _lines("".join(pieces))})
             return
         last = ""
         for piece in text.program_lines(pieces) if filtered else pieces:

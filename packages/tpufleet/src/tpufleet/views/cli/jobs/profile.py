@@ -23,8 +23,8 @@ from tpufleet.model.fleet.host_commands import (
 from tpufleet.model.tpu import topology
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.parameter_types import host_option
 from tpufleet.views.cli.slices.host_commands import find_slices, wait_for_results
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.entry_points import registered
-from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.jobs import job_options
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.parameter_types import host_option
 from tpufleet.views.cli.settings.preferences import use_time_zone
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from tpufleet import config
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import CreatedToken
 from tpufleet.model.people.users import Role, TokenScope
-from tpufleet.model.values import durations
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option, yes_option
+from tpufleet.views.cli.parameter_types import Duration
 
 
 @click.group()
@@ -168,7 +168,7 @@ def token() -> None:
 @click.option("--note", default="", help="What it is for.")
 @click.option(
     "--expires",
-    metavar="DURATION",
+    type=Duration(),
     help="Lifetime, such as 30d (default: no limit; 90d for a service account).",
 )
 @click.option(
@@ -182,13 +182,12 @@ def token() -> None:
 @click.option("--pool", help="Limit it to jobs in this pool.")
 @json_option
 def create_token(
-    name: str | None, note: str, expires: str | None, scope: str, pool: str | None
+    name: str | None, note: str, expires: timedelta | None, scope: str, pool: str | None
 ) -> None:
     """Create a token and print it. It is shown only once; the server keeps its hash."""
-    lifetime = None if expires is None else _duration(expires, "--expires")
     with connection.connect() as client:
         created = client.create_token(
-            user=name, note=note, expires_in=lifetime, scope=TokenScope(scope), pool=pool
+            user=name, note=note, expires_in=expires, scope=TokenScope(scope), pool=pool
         )
     if not output.as_json():
         output.print_status(
@@ -196,10 +195,6 @@ def create_token(
             "  next: save it in a file of mode 600 and set TPUFLEET_TOKEN_FILE to its path"
         )
     output.print_result(created, created.token)
-
-
-def _duration(written: str, option: str) -> timedelta:
-    return durations.parse_finite(written, option, "must be a duration, such as 30d")
 
 
 def _limits(created: CreatedToken) -> str:
@@ -216,23 +211,22 @@ def _limits(created: CreatedToken) -> str:
 @click.argument("token_id", metavar="[TOKEN]", required=False)
 @click.option(
     "--overlap",
-    metavar="DURATION",
+    type=Duration(),
     default="1h",
     show_default=True,
     help="For how long the old token stays valid.",
 )
 @json_option
-def rotate_token(token_id: str | None, overlap: str) -> None:
+def rotate_token(token_id: str | None, overlap: timedelta) -> None:
     """Replace TOKEN (its id) by a new one with the same rights and lifetime, and print that.
 
     Without TOKEN, replace the token in use and write the new one to your token file.
     """
-    span = _duration(overlap, "--overlap")
     settings = connection.settings()
     with connection.connect() as client:
         chosen = token_id or client.me().token_id
-        created = client.rotate_token(chosen, span)
-    old = f"{chosen} is valid for another {text.duration(span)}"
+        created = client.rotate_token(chosen, overlap)
+    old = f"{chosen} is valid for another {text.duration(overlap)}"
     if token_id is not None:
         if not output.as_json():
             output.print_status(f"created token {created.id}{_limits(created)}; {old}")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 import click
 
-from tpufleet.errors import BadInput
 from tpufleet.model.people.budgets import BudgetPeriod, BudgetUse
 from tpufleet.model.people.costs import CostRow
 from tpufleet.model.tpu import prices
 from tpufleet.model.tpu.topology import short_name
-from tpufleet.model.values import durations
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.parameter_types import PastMoment
 
 GROUPINGS: dict[str, Callable[[CostRow], str]] = {
     "job": lambda row: (
@@ -53,12 +52,12 @@ class CostTotal:
 @click.option("--by", type=click.Choice(list(GROUPINGS)), default="job", show_default=True)
 @click.option(
     "--since",
-    metavar="WHEN",
+    type=PastMoment(),
     help="Only what was billed since then: a date such as 2026-05-01 (UTC), or 30d ago.",
 )
 @click.option("--prices", "show_prices", is_flag=True, help="Show the price table instead.")
 @json_option
-def cost(by: str, since: str | None, show_prices: bool) -> None:
+def cost(by: str, since: datetime | None, show_prices: bool) -> None:
     """Show chip hours and dollars by job, user, pool or type: how much of it was useful, and how
     much was lost, because work was repeated after the loss of a slice. Unknown: attempts that did
     not finish and reported no steps. The rest is booting, setting up and waiting in a pool; slices
@@ -73,9 +72,8 @@ def cost(by: str, since: str | None, show_prices: bool) -> None:
     if show_prices:
         _show_prices(table)
         return
-    moment = None if since is None else _moment(since)
     with connection.connect() as client:
-        rows = client.costs(moment).rows
+        rows = client.costs(since).rows
     totals: dict[str, CostTotal] = {}
     for row in rows:
         label = GROUPINGS[by](row)
@@ -91,21 +89,6 @@ def cost(by: str, since: str | None, show_prices: bool) -> None:
         droppable=("LOST COST", "UNKNOWN", "LOST"),
         value={"by": by, "rows": ordered, "usd": sum(item.usd for item in ordered)},
     )
-
-
-def _moment(written: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(written)
-    except ValueError:
-        return datetime.now(UTC) - _span(written)
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-
-
-def _span(written: str) -> timedelta:
-    try:
-        return durations.parse_finite(written, "--since", "must be a duration such as 30d")
-    except BadInput as error:
-        raise BadInput(f"{error}; or a date such as 2026-05-01") from error
 
 
 def _add(item: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Price]) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import click
 
-from tpufleet.errors import BadInput, FleetError
+from tpufleet.errors import FleetError
 from tpufleet.model.fleet.host_commands import (
     HEARTBEAT_ALLOWANCE,
     MAX_TIMEOUT,
@@ -15,12 +15,11 @@ from tpufleet.model.fleet.host_commands import (
     HostCommandResult,
 )
 from tpufleet.model.job.spec_types import SHELL
-from tpufleet.model.values import durations
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.jobs import job_options
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.parameter_types import Duration, host_option
 from tpufleet.views.cli.slices.host_commands import find_slices, unanswered_hosts, wait_for_results
 
 
@@ -35,12 +34,13 @@ from tpufleet.views.cli.slices.host_commands import find_slices, unanswered_host
 @host_option("Only this host (default: all).")
 @click.option(
     "--timeout",
+    type=Duration(most=MAX_TIMEOUT),
     default="1m",
     show_default=True,
     help="Kill the command after this long; at most 1h.",
 )
 @json_option
-def exec_(target: str, command: tuple[str, ...], host: int | None, timeout: str) -> int:
+def exec_(target: str, command: tuple[str, ...], host: int | None, timeout: timedelta) -> int:
     """Run COMMAND on one or all hosts of a slice, or of the slices of a JOB, beside the job,
     through the agents. Requires that the job is yours, or the admin role.
 
@@ -50,20 +50,19 @@ def exec_(target: str, command: tuple[str, ...], host: int | None, timeout: str)
     """
     script = job_options.command_of(command)
     command = (*SHELL, script) if isinstance(script, str) else command
-    limit = _time_limit(timeout)
     status = 0
     with connection.connect() as client:
         rows = find_slices(client, target)
         requests = {
             row.id: HostCommandRequest(
-                id=secrets.token_hex(8), command=command, host=host, timeout=limit
+                id=secrets.token_hex(8), command=command, host=host, timeout=timeout
             )
             for row in rows
         }
         for slice_id, request in requests.items():
             client.send_host_command(slice_id, request)
         for slice_id, request in requests.items():
-            report = wait_for_results(client, slice_id, request, limit + HEARTBEAT_ALLOWANCE)
+            report = wait_for_results(client, slice_id, request, timeout + HEARTBEAT_ALLOWANCE)
             if output.as_json():
                 output.print_json(report)
             else:
@@ -72,24 +71,12 @@ def exec_(target: str, command: tuple[str, ...], host: int | None, timeout: str)
                     _print_result(result, label if len(rows) > 1 or len(report.hosts) > 1 else None)
             if missing := unanswered_hosts(report):
                 raise FleetError(
-                    f"no answer from {', '.join(missing)} within {text.duration(limit)}\n"
+                    f"no answer from {', '.join(missing)} within {text.duration(timeout)}\n"
                     f"  next: tpu doctor {slice_id}"
                 )
             failed = (result.status or 1 for result in report.results if result.status != 0)
             status = status or next(failed, 0)
     return status
-
-
-def _time_limit(timeout: str) -> timedelta:
-    try:
-        limit = durations.parse(timeout)
-    except BadInput as error:
-        raise BadInput(f"--timeout: {error}") from error
-    if not limit:
-        raise BadInput("--timeout: a limit is required, such as 1m")
-    if limit > MAX_TIMEOUT:
-        raise BadInput("--timeout: at most 1h; run longer work in a job")
-    return limit
 
 
 def _print_result(result: HostCommandResult, label: str | None) -> None:

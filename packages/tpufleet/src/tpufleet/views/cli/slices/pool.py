@@ -24,6 +24,7 @@ from tpufleet.model.values.names import label_error, zone_error
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option, yes_option
+from tpufleet.views.cli.parameter_types import Duration
 
 
 @click.group()
@@ -69,13 +70,17 @@ def pool() -> None:
 @click.option(
     "--hold-after-failure",
     "hold",
-    metavar="DURATION",
+    type=Duration(),
     default="0s",
     show_default=True,
     help="Keep the slices of a failed job for its owner, to look at them.",
 )
 @click.option(
-    "--idle-after", default="10m", show_default=True, help="Release idle slices after this."
+    "--idle-after",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    help="Release idle slices after this.",
 )
 @output.repeatable(
     "--pod",
@@ -102,15 +107,14 @@ def create(
     member: tuple[str, ...],
     per_user: int | None,
     supersede: bool,
-    hold: str,
-    idle_after: str,
+    hold: timedelta,
+    idle_after: timedelta,
     pod: tuple[str, ...],
     clear: tuple[str, ...],
     yes: bool,
 ) -> None:
     """Create pool NAME of slices of TYPE, or change one: a TYPE and options that are not given keep
     their values. If no server is configured, one is started on this machine."""
-    idle = durations.parse(idle_after)
     largest_given = _is_given(context, "largest")
     cleared = {option.replace("-", "_") for option in clear}
     errors = [
@@ -126,13 +130,8 @@ def create(
             if largest_given and smallest > largest
             else []
         ),
-        *(
-            ["--idle-after: must not be none; keep slices ready with --smallest"]
-            if idle is None
-            else []
-        ),
     ]
-    if errors or idle is None:
+    if errors:
         raise BadInput("\n".join(errors))
     wanted = Pool(
         name=name,
@@ -145,8 +144,8 @@ def create(
         members=member,
         slices_per_user=per_user,
         supersede=supersede,
-        idle_after=idle,
-        hold_after_failure=durations.parse(hold) or timedelta(0),
+        idle_after=idle_after,
+        hold_after_failure=hold,
         pod=pod_settings.parse_pod(dict(item.partition("=")[::2] for item in pod)),
     )
     with connection.connect(start=True) as client:

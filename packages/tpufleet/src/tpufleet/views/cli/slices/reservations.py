@@ -16,11 +16,10 @@ from tpufleet.model.values import durations
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option
+from tpufleet.views.cli.parameter_types import Duration
 from tpufleet.views.cli.settings.preferences import use_time_zone
 
-
-def _duration(written: str, option: str) -> timedelta:
-    return durations.parse_finite(written, option, "a reservation ends; write 2h or 30m")
+for_option = click.option("--for", "span", type=Duration(), default="30m", show_default=True)
 
 
 def start_time(written: str, now: datetime) -> datetime:
@@ -48,18 +47,17 @@ def start_time(written: str, now: datetime) -> datetime:
     "  tpu reserve end 3f9a\n",
 )
 @click.argument("pool")
-@click.option("--for", "span", metavar="DURATION", default="30m", show_default=True)
+@for_option
 @click.option("--from", "start", metavar="TIME", help="14:00, a date and time, or 2h (from now).")
 @click.option("--slices", type=int, metavar="N", help="How many (default: all of the pool).")
 @click.option("--note", default="", help="What for; others see it.")
 @json_option
-def reserve(pool: str, span: str, start: str | None, slices: int | None, note: str) -> None:
+def reserve(pool: str, span: timedelta, start: str | None, slices: int | None, note: str) -> None:
     """Reserve slices of POOL: until the end, only your jobs are placed on them.
 
     Jobs that run already are not stopped. Before a reservation begins, jobs of others start only if
     their time limit ends before it; a job without a time limit counts as one hour.
     """
-    duration = _duration(span, "--for")
     with connection.connect() as client:
         zone = find_zone(str(client.preferences().setting("time_zone")))
         starts_at = None if start is None else start_time(start, datetime.now(UTC).astimezone(zone))
@@ -68,7 +66,7 @@ def reserve(pool: str, span: str, start: str | None, slices: int | None, note: s
             pool=pool,
             slices=slices,
             starts_at=starts_at,
-            duration=duration,
+            duration=span,
             note=note,
         )
         made = client.reserve(new)
@@ -118,12 +116,12 @@ def _cells(each: Reservation, now: datetime) -> list[Cell]:
 
 @reserve.command()
 @click.argument("reservation")
-@click.option("--for", "span", metavar="DURATION", default="30m", show_default=True)
+@for_option
 @json_option
-def extend(reservation: str, span: str) -> None:
+def extend(reservation: str, span: timedelta) -> None:
     """Let RESERVATION end later."""
     with connection.connect() as client:
-        extended = client.extend_reservation(reservation, _duration(span, "--for"))
+        extended = client.extend_reservation(reservation, span)
         use_time_zone(client)
     message = f"{extended.id} now ends {text.local_time(extended.ends_at)}"
     output.print_result(extended, message)

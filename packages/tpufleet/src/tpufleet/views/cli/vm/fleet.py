@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,7 +59,7 @@ def create(
     accelerator: str | None,
     runtime: str,
     spot: bool,
-    autostop: str | None,
+    autostop: timedelta | None,
     tries: int,
     delay: float,
     dry_run: bool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,8 +13,8 @@ from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import NodeInfo, NodeRequest
 from tpufleet.model.tpu import topology
-from tpufleet.model.values import durations
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.parameter_types import Duration
 from tpufleet.views.cli.registry import shared_option
 from tpufleet.views.cli.vm.remote_commands import NodeAddress
 
@@ -47,7 +48,7 @@ NODE_OPTIONS = options(
     click.option("--runtime", default="", help="Runtime version (default: by generation)."),
     click.option("--preemptible/--no-preemptible", "--spot/--norm", "-pre/-norm", "spot",
                  default=True, help="Spot capacity (default), or on demand."),
-    click.option("--autostop", metavar="DURATION",
+    click.option("--autostop", type=Duration(),
                  help="Delete the node this long after its creation, such as 8h (default: never)."),
 )  # fmt: skip
 
@@ -84,15 +85,11 @@ def ready_node(nodes: ManualNodes, name: str) -> NodeInfo:
 
 
 def node_request(
-    accelerator: str, spot: bool, runtime: str, autostop: str | None = None
+    accelerator: str, spot: bool, runtime: str, autostop: timedelta | None = None
 ) -> NodeRequest:
     """Rejects unknown types before any call."""
     kind = topology.find(accelerator)
-    try:
-        duration = durations.parse(autostop) if autostop is not None else None
-    except BadInput as error:
-        raise BadInput(f"--autostop: {error}") from error
-    return NodeRequest(accelerator=kind.name, spot=spot, runtime=runtime, autostop=duration)
+    return NodeRequest(accelerator=kind.name, spot=spot, runtime=runtime, autostop=autostop)
 
 
 def node_request_from(
