@@ -497,7 +497,7 @@ def test_purge_lists_files_and_checkpoints_apart_and_asks(world, tpu):
     for name in ("one", "two"):
         tpu.ok("run", "v5e-4", "--detach", "--name", name, "--", "python", "train.py")
     one, two = (world.store.jobs(JobQuery(name=name))[0].id for name in ("one", "two"))
-    assert "no ended jobs with files" in tpu("archive", "purge").output
+    assert "no files of ended jobs" in tpu("archive", "purge").output
     world.end_job(one)
     checkpoint = world.folder / "checkpoints" / one / "7"
     checkpoint.parent.mkdir(parents=True)
@@ -525,7 +525,7 @@ def test_purging_a_job_again_says_that_nothing_is_left(world, tpu):
     assert "deleted: logs and results of 1 job" in tpu.ok("archive", "purge", "one", "--yes")
     again = tpu("archive", "purge", "one", "--yes")
     assert (again.exit_code, again.stdout) == (0, "")
-    assert again.stderr == "no logs, results or code of one are left to delete\n"
+    assert again.stderr == "no files of ended jobs to delete\n"
     assert (
         "no files of one are left"
         in tpu("archive", "purge", "one", "--checkpoints", "--yes").stderr
@@ -545,7 +545,7 @@ def test_a_job_that_another_command_purges_meanwhile_is_not_reported_as_deleted(
     monkeypatch.setattr(output, "confirm", confirm_after_another_purge)
     result = tpu("archive", "purge", "one")
     assert result.exit_code == 0 and "deleted:" not in result.stdout
-    assert "nothing was left to delete" in result.stderr
+    assert "no files of ended jobs" in result.stderr
 
 
 def test_a_purged_job_gets_no_advice_that_needs_its_files(world, tpu):

@@ -83,8 +83,9 @@ def _translated(error: Any, spreadsheet: str, tab: str) -> FleetError:
                 f"Google Sheets: {reason}\n  next: share the spreadsheet with the account of your "
                 "credentials, as editor"
             )
-        case 404:
-            return NotFound(f"Google Sheets: no spreadsheet {spreadsheet}: {reason}")
-        case 400:
-            return BadInput(f"Google Sheets: {reason}; does the spreadsheet have a tab {tab!r}?")
+        case 400 | 404:
+            return NotFound(
+                f"Google Sheets: {reason}\n"
+                f"  next: check that {spreadsheet} exists, with a tab {tab!r}"
+            )
     return Unreachable(f"Google Sheets: {reason}")

@@ -41,6 +41,9 @@ json_option = click.option(
     help="Print JSON.",
 )
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+detach_option = click.option(
+    "--detach", "-d", is_flag=True, help="Submit, print the id, and return."
+)
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 
 

@@ -153,7 +153,7 @@ def purge(
         if report.jobs and not output.as_json():
             _show_jobs(report)
         if dry_run or not report.jobs:
-            _show_summary(report, "would be deleted", _nothing_left(jobs, checkpoints))
+            _show_summary(report, "would be deleted")
             return
         output.confirm(f"Delete {_summary(report)}?", yes or output.as_json())
         # Exactly the listed jobs, and none that ended meanwhile.
@@ -170,8 +170,7 @@ def purge(
             )
             if start + JOBS_PER_REQUEST < len(ids):
                 output.print_status(f"{start + JOBS_PER_REQUEST} of {len(ids)}")
-        nothing = "nothing was left to delete: another purge has deleted it meanwhile"
-        _show_summary(deleted, "deleted", nothing)
+        _show_summary(deleted, "deleted")
 
 
 def _selection(
@@ -205,18 +204,11 @@ def _summary(report: PurgeReport) -> str:
     return summary
 
 
-def _nothing_left(jobs: Sequence[str], checkpoints: bool) -> str:
-    if not jobs:
-        return "no ended jobs with files to delete"
-    files = "files" if checkpoints else "logs, results or code"
-    return f"no {files} of {', '.join(jobs)} are left to delete"
-
-
-def _show_summary(report: PurgeReport, outcome: str, nothing: str) -> None:
+def _show_summary(report: PurgeReport, outcome: str) -> None:
     if output.as_json():
         output.print_json(report)
     elif not report.jobs:
-        output.print_status(nothing)
+        output.print_status("no files of ended jobs to delete")
     else:
         click.echo(f"{outcome}: {_summary(report)}")
         if report.more:

@@ -25,7 +25,7 @@ from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.parameter_types import host_option
-from tpufleet.views.cli.slices.host_commands import find_slices, wait_for_results
+from tpufleet.views.cli.slices.host_commands import find_slices, no_answer, wait_for_results
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -120,10 +120,7 @@ def _fetch(client: FleetClient, host: ProfiledHost, target: Path, run: str) -> I
     within = host.request.timeout + HEARTBEAT_ALLOWANCE
     report = wait_for_results(client, host.slice_id, host.request, within)
     if not report.results:
-        raise FleetError(
-            f"no answer from host {host.rank} within {text.duration(within)}\n"
-            f"  next: tpu doctor {host.slice_id}"
-        )
+        raise no_answer([f"host {host.rank}"], within, host.slice_id)
     (result,) = report.results
     if result.status != 0:
         raise FleetError(f"no profile of host {host.rank}: {text.one_line(result.message)}")

@@ -48,7 +48,7 @@ class _CommandWithNewCommand(click.Command):
 def _resubmit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         json_option,
-        click.option("--detach", "-d", is_flag=True, help="Submit, print the id, and return."),
+        output.detach_option,
         output.repeatable(
             "--set", "settings", metavar="PATH=VALUE", help="Override a field, such as name."
         ),

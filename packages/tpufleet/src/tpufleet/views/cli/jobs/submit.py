@@ -63,7 +63,7 @@ Examples:
     help="Another field of a job file, such as grace=5m or pod.cpu=8; `tpu submit --help` lists "
     "them.",
 )
-@click.option("--detach", "-d", is_flag=True, help="Submit, print the id, and return.")
+@output.detach_option
 @output.repeatable(
     "--config",
     "-c",

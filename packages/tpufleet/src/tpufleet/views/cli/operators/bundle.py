@@ -66,16 +66,20 @@ def bundle(bucket: str | None, file: Path | None, python_folder: Path | None) ->
         return
     click.echo(f"{where} ({size / 2**20:.0f} MiB, Python {built.python})")
     if file is not None:
-        click.echo(f"sha256 {built.sha256}")
-        click.echo("next: copy it to a gs:// or https:// location that hosts can read")
+        click.echo(
+            f"sha256 {built.sha256}\n"
+            "  next: copy it to a gs:// or https:// location that hosts can read"
+        )
         return
     values = {"bundle": where, "bundle_sha256": built.sha256}
     # Only where the cloud project is in the file: it may be in the environment.
     if config_file.has(settings.config_file, "tpu_vm") and config_file.save(
         settings.config_file, {"tpu_vm": values}
     ):
-        click.echo(f"wrote tpu_vm.bundle and tpu_vm.bundle_sha256 to {settings.config_file}")
-        click.echo("next: start `tpu serve`, or restart it")
+        click.echo(
+            f"wrote tpu_vm.bundle and tpu_vm.bundle_sha256 to {settings.config_file}\n"
+            "  next: start `tpu serve`, or restart it"
+        )
         return
     click.echo(
         f"next: set this in {settings.config_file}, then restart `tpu serve`\n"

@@ -119,9 +119,8 @@ def server(
         _show_plan(plan, price, settings.project, settings.zone)
     grants = vm.check_access()
     if grants:
-        output.print_status("warning: the service account of the VM lacks roles of a server")
-        for grant in grants:
-            output.print_status(f"  next: {grant}")
+        commands = "".join(f"\n  next: {grant}" for grant in grants)
+        output.print_warnings([f"the service account of the VM lacks roles of a server{commands}"])
     output.confirm("Create it?", yes)
     folder = config.home / "deployed" / name
     token = _token(folder, deployment.new_token)
@@ -185,20 +184,23 @@ def _show_result(url: str, token: str, folder: Path, saved: Path | None, problem
         output.print_json({**values, "token": token, "problem": problem, **written})
         return
     if problem:
-        output.print_status(
-            f"warning: the server runs, but this machine cannot use it: {problem}\n"
-            "  next: pass --allow with the address of this machine, or use a machine in the VPC"
+        output.print_warnings(
+            [
+                f"the server runs, but this machine cannot use it: {problem}\n"
+                "  next: pass --allow with the address of this machine, or use a machine in the VPC"
+            ]
         )
     click.echo(
         f"server ready: {url}\nadmin token (shown once, saved in {values['token_file']}): {token}"
     )
     if saved is not None:
-        click.echo(f"wrote server, ca_file and token_file to {saved}")
-        click.echo("next: `tpu status`; for other people `tpu user add NAME`")
+        click.echo(
+            f"wrote server, ca_file and token_file to {saved}\n"
+            "  next: `tpu status`; for other people `tpu user add NAME`"
+        )
         return
-    click.echo("next: set these in your config file")
-    for key, value in values.items():
-        click.echo(f"  {key}: {value}")
+    lines = "".join(f"\n  {key}: {value}" for key, value in values.items())
+    click.echo(f"next: set these in your config file{lines}")
 
 
 def _connection_problem(url: str, token: str, ca_file: Path) -> str:

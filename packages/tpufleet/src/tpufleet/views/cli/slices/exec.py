@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import click
 
-from tpufleet.errors import FleetError
 from tpufleet.model.fleet.host_commands import (
     HEARTBEAT_ALLOWANCE,
     MAX_TIMEOUT,
@@ -20,7 +19,12 @@ from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.jobs import job_options
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.parameter_types import Duration, host_option
-from tpufleet.views.cli.slices.host_commands import find_slices, unanswered_hosts, wait_for_results
+from tpufleet.views.cli.slices.host_commands import (
+    find_slices,
+    no_answer,
+    unanswered_hosts,
+    wait_for_results,
+)
 
 
 @click.command(
@@ -70,10 +74,7 @@ def exec_(target: str, command: tuple[str, ...], host: int | None, timeout: time
                 for result in report.results:
                     _print_result(result, label if len(rows) > 1 or len(report.hosts) > 1 else None)
             if missing := unanswered_hosts(report):
-                raise FleetError(
-                    f"no answer from {', '.join(missing)} within {text.duration(timeout)}\n"
-                    f"  next: tpu doctor {slice_id}"
-                )
+                raise no_answer(missing, timeout, slice_id)
             failed = (result.status or 1 for result in report.results if result.status != 0)
             status = status or next(failed, 0)
     return status

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.model.fleet.host_commands import HostCommandReport, HostCommandRequest
 from tpufleet.views.cli import output
+from tpufleet.views.text import duration
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -71,6 +73,13 @@ def wait_for_results(
             output.print_status(f"waiting for {', '.join(unanswered_hosts(report))}")
             announced = True
         time.sleep(POLL_SECONDS)
+
+
+def no_answer(hosts: Sequence[str], within: timedelta, slice_id: str) -> FleetError:
+    return FleetError(
+        f"no answer from {', '.join(hosts)} within {duration(within)}\n"
+        f"  next: tpu doctor {slice_id}"
+    )
 
 
 def unanswered_hosts(report: HostCommandReport) -> list[str]:

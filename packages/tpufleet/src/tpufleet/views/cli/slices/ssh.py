@@ -36,15 +36,11 @@ def ssh(
     with connection.connect() as client:
         row = find_slice(client, target)
     slice_id = row.id
-    if row.provider != "tpu-vm":
-        raise BadInput(
-            f"{slice_id} is on provider {row.provider}, not tpu-vm\n"
-            f"  next: tpu exec {slice_id} -- COMMAND"
-        )
     settings = connection.settings().tpu_vm or {}
-    if settings.get("endpoint") and not dry_run:
+    emulator = settings.get("endpoint") if not dry_run else None
+    if row.provider != "tpu-vm" or emulator:
         raise BadInput(
-            f"{slice_id} is on an emulator ({settings['endpoint']}), which has no ssh\n"
+            f"{slice_id} is on {emulator or row.provider}, which has no ssh\n"
             f"  next: tpu exec {slice_id} -- COMMAND"
         )
     argv = gcloud.ssh(row.node or row.id, row.zone, settings.get("project"), str(host), command)
