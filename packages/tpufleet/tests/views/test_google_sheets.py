@@ -103,12 +103,12 @@ def test_errors_of_google_are_translated(sheets, status, error):
 
 
 def test_a_missing_tab_is_named(sheets):
-    with pytest.raises(NotFound, match='have a tab "Ada\'s"'):
+    with pytest.raises(NotFound, match='with a tab "Ada\'s"'):
         write(sheets, [], tab="Ada's")
 
 
 def test_a_spreadsheet_is_named_by_id_or_address():
     assert spreadsheet_id(SHEET) == SHEET
     assert spreadsheet_id(f"https://docs.google.com/spreadsheets/d/{SHEET}/edit#gid=0") == SHEET
-    with pytest.raises(NotFound, match="is not a spreadsheet"):
+    with pytest.raises(BadInput, match="is not a spreadsheet"):
         spreadsheet_id("my sheet")
