@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs import markdown
 from tpufleet.views.cli.output import CommandGroup
-from tpufleet.views.cli.registry import root
+from tpufleet.views.cli.registry import SharedOptions, root
 
 TPU = re.compile(r"(.*/)?tpu")
 
@@ -100,14 +100,17 @@ def test_a_command_in_prose_names_an_existing_command_and_options(page, code):
     current: click.Command = root()
     path = code.removeprefix("./").removeprefix("tpu help").split(" -- ")[0].split()
     path = path[1:] if path[:1] == ["tpu"] else path
+    shared = ["--help"]
     while path and isinstance(current, click.Group) and not path[0].startswith("-"):
         command = current.get_command(click.Context(current), path[0])
         if command is None and isinstance(current, CommandGroup):
             break  # an argument of its own
         assert command is not None, f"{page.name}: {code}"
+        if isinstance(current, SharedOptions):
+            shared += [name for option in current.params for name in option.opts]
         current = command
         del path[0]
-    known = {name for option in current.params for name in option.opts} | {"--help"}
+    known = {name for option in current.params for name in option.opts} | {*shared}
     for argument in path:
         assert not argument.startswith("-") or argument.split("=")[0] in known, (
             f"{page.name}: {code}"

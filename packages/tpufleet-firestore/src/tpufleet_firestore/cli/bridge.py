@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from tpufleet.views.cli import connection
-from tpufleet.views.cli.output import repeatable
+from tpufleet.views.cli.output import example, repeatable
 from tpufleet_firestore.cli.collection_options import collection_options
 
 # The program on the hosts that runs submitted code.
 CODE_RUNNER = Path(__file__).parents[1] / "submitted_code"
 
 
-@click.group()
+@click.group(epilog=example("tpu bridge firestore --accelerator v5e-1 --pool web"))
 def bridge() -> None:
     """Run jobs from another system's queue, and report their status there."""
 

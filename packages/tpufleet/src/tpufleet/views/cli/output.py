@@ -47,6 +47,11 @@ detach_option = click.option(
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 
 
+def example(line: str) -> str:
+    """The epilog of a command."""
+    return f"\b\nExample:\n  {line}\n"
+
+
 def as_json() -> bool:
     """Whether the command that runs was given --json."""
     context = click.get_current_context(silent=True)

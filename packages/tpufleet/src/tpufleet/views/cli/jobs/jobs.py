@@ -21,7 +21,7 @@ from tpufleet.model.tpu.topology import short_name
 from tpufleet.model.values import durations
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import Cell, json_option
+from tpufleet.views.cli.output import Cell, example, json_option
 from tpufleet.views.cli.settings.preferences import use_time_zone, with_view
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _cells(row: JobRow, reason_length: int) -> list[Cell]:
     ]  # fmt: skip
 
 
-@click.command()
+@click.command(epilog=example("tpu show train"))
 @click.argument("job")
 @json_option
 def show(job: str) -> None:
@@ -281,7 +281,7 @@ def _attempt_cells(attempt: Attempt) -> list[Cell]:
     return [str(attempt.number), (state, text.colour(state)), started, ran, step, attempt.message]
 
 
-@click.command()
+@click.command(epilog=example("tpu why @last"))
 @click.argument("job")
 @json_option
 def why(job: str) -> None:

@@ -13,7 +13,7 @@ from tpufleet.model.job.jobs import JobState
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import Cell, json_option
+from tpufleet.views.cli.output import Cell, example, json_option
 from tpufleet.views.cli.settings.preferences import use_time_zone
 
 Change = Callable[[FleetClient, str], JobRow]
@@ -96,7 +96,7 @@ def move(job: str, first: bool, last: bool, before: str | None) -> None:
 def _subcommand(name: str, help_text: str, change: Change, done: str) -> None:
     """`tpu queue NAME JOB…`, which changes each job."""
 
-    @queue.command(name, help=help_text)
+    @queue.command(name, help=help_text, epilog=example(f"tpu queue {name} train"))
     @click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
     @json_option
     def command(jobs: tuple[str, ...]) -> None:

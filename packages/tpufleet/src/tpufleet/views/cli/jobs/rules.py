@@ -7,7 +7,7 @@ import click
 from tpufleet.model.job.jobs import Rule
 from tpufleet.policy.recovery.retry_rules import GOVERNED_REASONS, rule_action
 from tpufleet.views.cli import output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 
 ACTIONS = {
     "reapply": "allocate new slices and resume from the last checkpoint",
@@ -17,7 +17,7 @@ ACTIONS = {
 }
 
 
-@click.command()
+@click.command(epilog=example("tpu config rules"))
 @json_option
 def rules() -> None:
     """Show what follows when an attempt ends, by rule. Choose one with --rule or `rule:`.

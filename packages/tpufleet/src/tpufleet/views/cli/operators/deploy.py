@@ -15,7 +15,7 @@ from tpufleet.model.values import names
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.operators.bundle import bundle
 from tpufleet.views.cli.operators.deploy_server import server
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 
 TEMPLATE = Path("overlays/gke")
 DEFAULT_MANIFESTS = Path("deploy/k8s")
@@ -31,7 +31,7 @@ SECRET_GENERATOR = """secretGenerator:
 """
 
 
-@click.group()
+@click.group(epilog=example("tpu deploy server --dry-run"))
 def deploy() -> None:
     """Run the server on a VM of the cloud project, or tpufleet on GKE."""
 

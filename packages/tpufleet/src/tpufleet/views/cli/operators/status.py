@@ -10,12 +10,12 @@ from tpufleet.model.fleet.server_status import ProviderProblem, ServerStatus
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 
 MAX_ERRORS = 5
 
 
-@click.command()
+@click.command(epilog=example("tpu status --json"))
 @json_option
 @click.pass_context
 def status(context: click.Context) -> None:

@@ -17,7 +17,7 @@ from tpufleet.model.people.notifications import (
 )
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 
 TEST_SECONDS = 15.0
 POLL_SECONDS = 0.3
@@ -89,7 +89,7 @@ def add(
     output.print_result(created, f"{message}\n  next: tpu notify test {name}")
 
 
-@notify.command()
+@notify.command(epilog=example("tpu notify delete team"))
 @click.argument("name")
 @json_option
 def delete(name: str) -> None:
@@ -99,7 +99,7 @@ def delete(name: str) -> None:
     output.print_result(deleted, f"deleted {name}")
 
 
-@notify.command()
+@notify.command(epilog=example("tpu notify test team"))
 @click.argument("name")
 @json_option
 def test(name: str) -> None:
@@ -126,7 +126,7 @@ def _next(delivery: Delivery) -> str:
     return f"\n  next: retrying at {text.local_time(delivery.due_at)}; see `tpu notify history`"
 
 
-@notify.command()
+@notify.command(epilog=example("tpu notify history"))
 @json_option
 def history() -> None:
     """List the messages of the last 7 days, newest first."""

@@ -21,7 +21,7 @@ from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.entry_points import registered
 from tpufleet.views.cli.jobs.rules import rules
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.settings.completion import completion
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _origin(changed: bool) -> str:
     return "yours" if changed else "default"
 
 
-@config.command("get")
+@config.command("get", epilog=example("tpu config get time_zone"))
 @click.argument("key")
 def config_get(key: str) -> None:
     """Print the value of one of your settings."""
@@ -114,7 +114,7 @@ def config_get(key: str) -> None:
     click.echo(_shown(read().setting(key)))
 
 
-@config.command("set")
+@config.command("set", epilog=example("tpu config set time_zone Europe/Berlin"))
 @click.argument("key")
 @click.argument("value")
 def config_set(key: str, value: str) -> None:
@@ -123,7 +123,7 @@ def config_set(key: str, value: str) -> None:
     click.echo(f"{key} is now {_shown(changed.setting(key))}")
 
 
-@config.command("reset")
+@config.command("reset", epilog=example("tpu config reset time_zone"))
 @click.argument("keys", metavar="[KEY]…", nargs=-1)
 def config_reset(keys: tuple[str, ...]) -> None:
     """Return KEYs, or all of your settings, to their defaults."""
@@ -160,7 +160,7 @@ def alias() -> None:
     )
 
 
-@alias.command("set")
+@alias.command("set", epilog=example("tpu config alias set lr config.optimizer.learning_rate"))
 @click.argument("name")
 @click.argument("meaning", metavar="PATH|TYPE")
 def alias_set(name: str, meaning: str) -> None:
@@ -177,7 +177,7 @@ def alias_set(name: str, meaning: str) -> None:
     click.echo(f"{name} means {meaning}")
 
 
-@alias.command("delete")
+@alias.command("delete", epilog=example("tpu config alias delete lr"))
 @click.argument("name")
 def alias_delete(name: str) -> None:
     """Delete an alias."""
@@ -214,7 +214,7 @@ def _set_folders(changes: dict[str, str | None]) -> None:
         click.echo(f"directory {number} is {path or 'deleted; its files are untouched'}")
 
 
-@folders.command("set")
+@folders.command("set", epilog=example("tpu config dir set ~/code/train 2"))
 @click.argument("path", type=click.Path(file_okay=False, path_type=Path))
 @click.argument("number", metavar="N")
 def folder_set(path: Path, number: str) -> None:
@@ -222,7 +222,7 @@ def folder_set(path: Path, number: str) -> None:
     _set_folders({number: str(path.expanduser().resolve())})
 
 
-@folders.command("here")
+@folders.command("here", epilog=example("tpu config dir here 2"))
 @click.argument("number", metavar="N", default="1")
 def folder_here(number: str) -> None:
     """Let N (default: 1) mean the current folder."""
@@ -245,7 +245,7 @@ def find_folder(preferences: Preferences, number: str) -> str:
     return known[number]
 
 
-@folders.command("delete")
+@folders.command("delete", epilog=example("tpu config dir delete 2"))
 @click.argument("number", metavar="N")
 def folder_delete(number: str) -> None:
     """Forget directory N. Deletes no files."""
@@ -253,7 +253,7 @@ def folder_delete(number: str) -> None:
     _set_folders({number: None})
 
 
-@folders.command("swap")
+@folders.command("swap", epilog=example("tpu config dir swap 1 2"))
 @click.argument("one", metavar="N")
 @click.argument("other", metavar="M")
 def folder_swap(one: str, other: str) -> None:
@@ -278,7 +278,7 @@ def view() -> None:
     output.print_table(("VIEW", "QUERY"), sorted(views.items()), empty, value={"views": views})
 
 
-@view.command("save")
+@view.command("save", epilog=example("tpu config view save bad state:failed since:7d"))
 @click.argument("name")
 @click.argument("query", metavar="QUERY…", nargs=-1, required=True)
 def view_save(name: str, query: tuple[str, ...]) -> None:
@@ -289,7 +289,7 @@ def view_save(name: str, query: tuple[str, ...]) -> None:
     click.echo(f"saved; `tpu jobs view:{name}` lists its jobs")
 
 
-@view.command("delete")
+@view.command("delete", epilog=example("tpu config view delete bad"))
 @click.argument("name")
 def view_delete(name: str) -> None:
     """Delete a view."""

@@ -13,11 +13,11 @@ from tpufleet.model.api_types import CreatedToken
 from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import json_option, yes_option
+from tpufleet.views.cli.output import example, json_option, yes_option
 from tpufleet.views.cli.parameter_types import Duration
 
 
-@click.group()
+@click.group(epilog=example("tpu secret set wandb"))
 def secret() -> None:
     """Values that jobs get by name as environment variables: `--secret WANDB_API_KEY=wandb`.
 
@@ -52,7 +52,7 @@ def set_secret(name: str, shared: bool) -> None:
     output.print_result({"set": name, "shared": shared}, message)
 
 
-@secret.command("list")
+@secret.command("list", epilog=example("tpu secret list"))
 @json_option
 def list_secrets() -> None:
     """List the names of secrets. Values are never shown."""
@@ -64,7 +64,7 @@ def list_secrets() -> None:
     )
 
 
-@secret.command("delete")
+@secret.command("delete", epilog=example("tpu secret delete wandb"))
 @click.argument("name")
 @shared_option
 @json_option
@@ -75,7 +75,7 @@ def delete_secret(name: str, shared: bool) -> None:
     output.print_result({"deleted": name, "shared": shared}, f"deleted secret {name}")
 
 
-@click.group()
+@click.group(epilog=example("tpu user add ada"))
 def user() -> None:
     """Manage users: viewers read, members run jobs, admins change anything."""
 
@@ -111,7 +111,7 @@ def add(name: str, role: str, service: bool, take_over: bool) -> None:
     output.print_result(saved, message)
 
 
-@user.command("list")
+@user.command("list", epilog=example("tpu user list"))
 @json_option
 def list_users() -> None:
     """List the users."""
@@ -128,7 +128,7 @@ def list_users() -> None:
     )  # fmt: skip
 
 
-@user.command("delete")
+@user.command("delete", epilog=example("tpu user delete ada"))
 @click.argument("name")
 @yes_option
 @json_option
@@ -154,7 +154,7 @@ def delete_user(name: str, yes: bool) -> None:
     output.print_result({"deleted": name, "ended": ended}, message)
 
 
-@click.group()
+@click.group(epilog=example("tpu token create --expires 30d"))
 def token() -> None:
     """Manage API tokens, with which a user's programs authenticate."""
 
@@ -207,7 +207,7 @@ def _limits(created: CreatedToken) -> str:
     return f" ({shown})" if shown else ""
 
 
-@token.command("rotate")
+@token.command("rotate", epilog=example("tpu token rotate --overlap 1d"))
 @click.argument("token_id", metavar="[TOKEN]", required=False)
 @click.option(
     "--overlap",
@@ -243,7 +243,7 @@ def rotate_token(token_id: str | None, overlap: timedelta) -> None:
     output.print_result({"id": created.id, "file": str(path)}, message)
 
 
-@token.command("list")
+@token.command("list", epilog=example("tpu token list"))
 @json_option
 def list_tokens() -> None:
     """List tokens with their owner, scope, last use and expiry."""
@@ -260,7 +260,7 @@ def list_tokens() -> None:
     )  # fmt: skip
 
 
-@token.command("revoke")
+@token.command("revoke", epilog=example("tpu token revoke 5c1f0e9a2b7d"))
 @click.argument("token_id", metavar="TOKEN")
 @json_option
 def revoke_token(token_id: str) -> None:

@@ -15,7 +15,7 @@ from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.slices import SliceId, SliceState
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views.cli import connection, gcloud, output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.vm import remote_commands
 from tpufleet.views.cli.vm.outcomes import NodeResult
 from tpufleet.views.cli.vm.remote_commands import NodeAddress
@@ -65,7 +65,7 @@ def adopt(node: str, pool: str, zone: str | None, no_ssh: bool) -> None:
     )
 
 
-@adopt.command()
+@adopt.command(epilog=example("tpu adopt undo v4-32-py2"))
 @click.argument("node", metavar="NODE|SLICE")
 @json_option
 def undo(node: str) -> None:

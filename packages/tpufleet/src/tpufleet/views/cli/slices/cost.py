@@ -13,7 +13,7 @@ from tpufleet.model.people.costs import CostRow
 from tpufleet.model.tpu import prices
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.parameter_types import PastMoment
 
 GROUPINGS: dict[str, Callable[[CostRow], str]] = {
@@ -153,7 +153,7 @@ def _show_prices(table: dict[tuple[str, str], prices.Price]) -> None:
     )
 
 
-@cost.command()
+@cost.command(epilog=example("tpu cost budget"))
 @json_option
 def budget() -> None:
     """Show what users and pools have spent of their budgets.

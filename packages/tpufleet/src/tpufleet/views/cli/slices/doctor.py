@@ -22,7 +22,7 @@ from tpufleet.model.fleet.slices import SliceState
 from tpufleet.model.values import encoding
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.slices.host_commands import find_slice, wait_for_results
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _number(host: str) -> int:
     return int(host.rpartition("/")[2])
 
 
-@doctor.command()
+@doctor.command(epilog=example("tpu doctor fault train kill-host --host 1"))
 @click.argument("target", metavar="JOB|SLICE")
 @click.argument("kind", metavar="KIND", type=click.Choice(FAULTS))
 @click.option("--host", type=click.IntRange(min=0), help="Host, for a fault of one host (0).")

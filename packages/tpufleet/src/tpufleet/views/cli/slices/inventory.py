@@ -19,7 +19,7 @@ from tpufleet.model.tpu.topology import short_name
 from tpufleet.model.values.names import zone_error
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import Cell, json_option
+from tpufleet.views.cli.output import Cell, example, json_option
 
 TITLES = (
     "ALIAS", "NAME", "TYPE", "ZONE", "STATE", "OWNER", "JOB", "BELONGS TO", "SINCE", "CHECKED",
@@ -171,7 +171,7 @@ def set_(name: str, alias: str | None, note: str | None, belongs_to: str | None)
     output.print_result(written, f"changed {written.id}")
 
 
-@inventory.command()
+@inventory.command(epilog=example("tpu inventory slices --json"))
 @json_option
 def slices() -> None:
     """List every slice that exists or is requested, and its job."""

@@ -23,11 +23,11 @@ from tpufleet.model.values import durations
 from tpufleet.model.values.names import label_error, zone_error
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import Cell, json_option, yes_option
+from tpufleet.views.cli.output import Cell, example, json_option, yes_option
 from tpufleet.views.cli.parameter_types import Duration
 
 
-@click.group()
+@click.group(epilog=example("tpu pool create lab v5e-16 --largest 4"))
 def pool() -> None:
     """Manage pools: how many slices may exist, and who may use them."""
 
@@ -219,7 +219,7 @@ def _changes(before: Pool, after: Pool) -> str:
     return f"; changed: {', '.join(names)}" if names else "; nothing changed"
 
 
-@pool.command("list")
+@pool.command("list", epilog=example("tpu pool list"))
 @json_option
 def list_pools() -> None:
     """List the pools."""
@@ -238,7 +238,7 @@ def list_pools() -> None:
     )  # fmt: skip
 
 
-@pool.command()
+@pool.command(epilog=example("tpu pool show lab"))
 @click.argument("name")
 @json_option
 def show(name: str) -> None:
@@ -272,7 +272,7 @@ def show(name: str) -> None:
         )
 
 
-@pool.command()
+@pool.command(epilog=example("tpu pool delete lab"))
 @click.argument("name")
 @yes_option
 @json_option

@@ -15,7 +15,7 @@ from tpufleet.model.people.preferences import find_zone
 from tpufleet.model.values import durations
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import Cell, json_option
+from tpufleet.views.cli.output import Cell, example, json_option
 from tpufleet.views.cli.parameter_types import Duration
 from tpufleet.views.cli.settings.preferences import use_time_zone
 
@@ -78,7 +78,7 @@ def reserve(pool: str, span: timedelta, start: str | None, slices: int | None, n
     output.print_result(made, message)
 
 
-@reserve.command("list")
+@reserve.command("list", epilog=example("tpu reserve list --all"))
 @click.option("--all", "ended", is_flag=True, help="Ended ones too.")
 @json_option
 def list_reservations(ended: bool) -> None:
@@ -114,7 +114,7 @@ def _cells(each: Reservation, now: datetime) -> list[Cell]:
     ]  # fmt: skip
 
 
-@reserve.command()
+@reserve.command(epilog=example("tpu reserve extend 3f9a --for 1h"))
 @click.argument("reservation")
 @for_option
 @json_option
@@ -127,7 +127,7 @@ def extend(reservation: str, span: timedelta) -> None:
     output.print_result(extended, message)
 
 
-@reserve.command()
+@reserve.command(epilog=example("tpu reserve end 3f9a --reason 'pool is needed'"))
 @click.argument("name", metavar="RESERVATION|SLICE|LOCATION")
 @click.option(
     "--reason", default="", help="Why an admin ends what another user holds; shown, and audited."

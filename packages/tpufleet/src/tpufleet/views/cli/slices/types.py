@@ -13,7 +13,7 @@ from tpufleet.model.tpu.tpu_zones import ZoneOffer
 from tpufleet.model.values.names import zone_error
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 
 
 @click.command(
@@ -102,7 +102,7 @@ def _range(offers: list[ZoneOffer]) -> str:
     return first if len(offers) == 1 else f"{first} … {last}"
 
 
-@types.command()
+@types.command(epilog=example("tpu types stock v5e-16 us-west4-a"))
 @click.argument("words", metavar="[TYPE] [ZONE]", nargs=-1)
 @json_option
 def stock(words: tuple[str, ...]) -> None:

@@ -14,13 +14,12 @@ from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import CreatedNode, FleetMember, NodeInfo
 from tpufleet.views.cli import output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.registry import shared_option
 from tpufleet.views.cli.vm.options import (
     FLEET_TYPE,
     NODE_OPTIONS,
     RETRY_OPTIONS,
-    example,
     interruptible,
     node_request,
     open_nodes,

@@ -14,12 +14,11 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import NodeRequest
 from tpufleet.views.cli import gcloud, output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.vm import remote_commands
 from tpufleet.views.cli.vm.options import (
     DELAY,
     TRIES,
-    example,
     interruptible,
     node_address,
     open_nodes,

@@ -11,11 +11,10 @@ from tpufleet.errors import NotFound
 from tpufleet.model.fleet import fleets
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views.cli import output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.vm.options import (
     NODE_OPTIONS,
     RETRY_OPTIONS,
-    example,
     interruptible,
     node_request_from,
     open_nodes,

@@ -132,7 +132,3 @@ def interruptible(hint: str) -> Iterator[None]:
 
 def undo_hint(name: str, zone: str) -> str:
     return f"the node may still be created; `tpu vm delete {name} --zone {zone}` deletes it"
-
-
-def example(line: str) -> str:
-    return f"\b\nExample:\n  {line}\n"
