@@ -101,6 +101,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "tpufleet_firestore": {
         "client", "model", "config", "clocks", "backoff", "errors", "kubernetes.probes",
+        "runtime.gcs",
     },
     "tpufleet_firestore.cli": {"tpufleet_firestore", "errors", "views.cli", "views.text"},
     "tpufleet_testbed": {

@@ -39,10 +39,10 @@ class FakeListener:
     """A listener that tests can kill."""
 
     def __init__(self) -> None:
-        self.alive = True
+        self.is_active = True
 
-    def close(self) -> None:
-        self.alive = False
+    def unsubscribe(self) -> None:
+        self.is_active = False
 
 
 class FakeCollection:
@@ -135,7 +135,7 @@ def test_a_failed_claim_is_retried(bridged):
 def test_a_dead_listener_is_replaced(bridged):
     collection, driver = bridged
     listener, _ = collection.listeners.get(timeout=900)
-    listener.alive = False
+    listener.is_active = False
     _, notify = collection.listeners.get(timeout=900)
     notify([DocumentChange(id="d2", document=pending("d2"))])
     assert driver.claimed.get(timeout=900) == "d2"

@@ -156,7 +156,7 @@ INVALID_FILES = [
 @pytest.mark.parametrize("data", INVALID_FILES, ids=repr)
 def test_an_invalid_result_file_is_a_failure(data):
     outcome = outcomes.parse_result(data)
-    assert outcome.status is DocumentStatus.FAILED and "invalid result file" in outcome.error
+    assert outcome.status is DocumentStatus.FAILED and "result file" in outcome.error
 
 
 def test_a_result_file_can_only_complete_or_fail_the_document():

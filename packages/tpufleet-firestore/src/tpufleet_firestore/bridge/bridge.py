@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from tpufleet.backoff import Backoff
 from tpufleet.client.fleet import FleetClient
@@ -24,10 +25,13 @@ from tpufleet.model.job.jobs import ENDED_STATES, JobId
 from tpufleet_firestore.bridge import documents
 from tpufleet_firestore.bridge.background_tasks import BackgroundTasks, BridgeLimits
 from tpufleet_firestore.bridge.cleanup import ResultCleanup
-from tpufleet_firestore.bridge.collection import CollectionListener, DocumentChange, JobCollection
+from tpufleet_firestore.bridge.collection import DocumentChange, JobCollection
 from tpufleet_firestore.bridge.document_state import DocumentDriver, HeldDocument
 from tpufleet_firestore.bridge.documents import Document, DocumentStatus
 from tpufleet_firestore.bridge.metrics import BridgeMetrics
+
+if TYPE_CHECKING:
+    from google.cloud.firestore_v1.watch import Watch
 
 log = logging.getLogger("tpufleet.bridge")
 
@@ -70,7 +74,7 @@ class Bridge:
         self._in_progress: dict[str, bool] = {}  # by document: whether to schedule it again
         self._retry_at: dict[str, float] = {}
         self._backoffs: dict[str, Backoff] = {}
-        self._listener: CollectionListener | None = None
+        self._listener: Watch | None = None
         self._listen_at = 0.0
         self._resync_at = 0.0
         self._last_iteration = time.monotonic()
@@ -92,7 +96,7 @@ class Bridge:
 
     def unready_reason(self) -> str:
         """Why the bridge does no work at the moment; empty when it does."""
-        if self._listener is None or not self._listener.alive:
+        if self._listener is None or not self._listener.is_active:
             return "not listening to the collection"
         return self._background.heartbeat_problem()
 
@@ -125,7 +129,7 @@ class Bridge:
             self._workers.shutdown(wait=True, cancel_futures=True)
             self._client.close()  # ends the stream of job changes
             if self._listener is not None:
-                self._listener.close()
+                self._listener.unsubscribe()
             self._background.finish()
 
     # The deciding thread
@@ -262,7 +266,7 @@ class Bridge:
 
     def _ensure_listening(self) -> None:
         """Replace a dead listener. A new one reports every live document again."""
-        if self._listener is not None and self._listener.alive:
+        if self._listener is not None and self._listener.is_active:
             return
         if time.monotonic() < self._listen_at:
             return

@@ -21,6 +21,7 @@ from tpufleet_firestore.bridge.documents import (
 
 if TYPE_CHECKING:
     from google.cloud import firestore
+    from google.cloud.firestore_v1.watch import Watch
 
 # Without Google's silent retries, which take minutes: the bridge retries itself, and logs it.
 CALL_OPTIONS: dict[str, Any] = {"timeout": 20.0, "retry": None}
@@ -82,8 +83,8 @@ class JobCollection:
 
     # Reading
 
-    def listen(self, on_changes: Callable[[list[DocumentChange]], None]) -> CollectionListener:
-        """Report every live document, then each change, until the listener is closed."""
+    def listen(self, on_changes: Callable[[list[DocumentChange]], None]) -> Watch:
+        """Report every live document, then each change, until it is unsubscribed."""
 
         def on_snapshot(_: Any, changes: Any, __: Any) -> None:
             on_changes(
@@ -95,7 +96,7 @@ class JobCollection:
                 ]
             )
 
-        return CollectionListener(self._live_query().on_snapshot(on_snapshot))
+        return self._live_query().on_snapshot(on_snapshot)
 
     def live_documents(self) -> list[Document]:
         with translate_errors():
@@ -267,18 +268,6 @@ class JobCollection:
 
 def _no_longer_held(document_id: str, state: str) -> Fenced:
     return Fenced(f"{document_id} is no longer held by this bridge: {state}")
-
-
-class CollectionListener:
-    def __init__(self, watch: Any) -> None:
-        self._watch = watch
-
-    @property
-    def alive(self) -> bool:
-        return self._watch.is_active
-
-    def close(self) -> None:
-        self._watch.unsubscribe()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ class FleetJobs:
             for name in PROGRAM_FILES:
                 Path(folder, name).write_bytes((self._template.program_dir / name).read_bytes())
             # Supervisors sign outcomes with the key, so that the code cannot forge one.
-            contents = {**_request_fields(request), "key": secrets.token_hex(16)}
+            contents = {**asdict(request), "key": secrets.token_hex(16)}
             Path(folder, "request.json").write_text(json.dumps(contents))
             scanned = snapshots.scan(folder)
             packed = io.BytesIO()
@@ -156,11 +156,3 @@ def job_spec(
         "tags": ["firestore", f"challenge={request.challenge_number}", f"job-id={document}"[:63]],
     }
     return {name: value for name, value in spec.items() if value not in (None, [])}
-
-
-def _request_fields(request: CodeRequest) -> dict[str, Any]:
-    return {
-        "code": request.code,
-        "challenge_number": request.challenge_number,
-        "timeout": request.timeout,
-    }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from tpufleet.errors import BadInput, Unreachable, install_command
+from tpufleet.errors import BadInput
 from tpufleet.model.job.jobs import JobId
+from tpufleet.runtime.gcs import Bucket
 
 PREVIEW_CHARS = 1000  # characters of a large result that its document shows
 
@@ -27,9 +28,8 @@ def result_store(location: str | None, link: Callable[[JobId], str]) -> ResultSt
     control plane, at `link`."""
     if location is None:
         return ControlPlaneResults(link)
-    bucket, _, folder = location.removeprefix("gs://").partition("/")
-    if location.startswith("gs://") and bucket:
-        return BucketResults(bucket, folder.strip("/"))
+    if location.startswith("gs://"):
+        return BucketResults(location)
     if location.startswith("/"):
         return FolderResults(Path(location))
     raise BadInput(
@@ -79,42 +79,14 @@ class FolderResults:
 
 
 class BucketResults:
-    def __init__(self, bucket: str, folder: str) -> None:
-        try:
-            from google.cloud import storage  # type: ignore[attr-defined]  # the extra is optional
-        except ImportError as error:
-            raise BadInput(
-                "the Cloud Storage client is not installed\n"
-                f"  next: {install_command('tpufleet[gcs]')}"
-            ) from error
-        self._bucket: Any = storage.Client(project=None).bucket(bucket)
-        self._folder = folder
+    def __init__(self, location: str) -> None:
+        self._bucket = Bucket(location)
 
     def put(self, job_id: JobId, text: str) -> str:
-        from google.api_core import exceptions
-
-        blob = self._blob(job_id)
-        try:
-            # The result of a job never changes, so it is written once.
-            blob.upload_from_string(text, content_type="text/plain", if_generation_match=0)
-        except exceptions.PreconditionFailed:
-            pass  # already written by another bridge
-        except exceptions.GoogleAPICallError as error:
-            raise self._unreachable(error) from error
-        return f"gs://{self._bucket.name}/{blob.name}"
+        name = f"{job_id}.txt"
+        if not self._bucket.has(name):  # the result of a job never changes
+            self._bucket.write(name, text.encode())
+        return f"{self._bucket.url}/{name}"
 
     def delete(self, job_id: JobId) -> None:
-        from google.api_core import exceptions
-
-        try:
-            self._blob(job_id).delete()
-        except exceptions.NotFound:
-            return
-        except exceptions.GoogleAPICallError as error:
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: Exception) -> Unreachable:
-        return Unreachable(f"bucket {self._bucket.name}: {error}")
-
-    def _blob(self, job_id: JobId) -> Any:
-        return self._bucket.blob(f"{self._folder}/{job_id}.txt".lstrip("/"))
+        self._bucket.delete([f"{job_id}.txt"])

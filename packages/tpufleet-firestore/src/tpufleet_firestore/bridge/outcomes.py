@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import JobRow
@@ -15,17 +15,9 @@ NO_ERROR = "the job ended with neither a result nor an error"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResultFile:
-    """The file that the supervisor of the code writes."""
-
-    status: str
-    result: str | None = None
-    error: str | None = None
-    seconds: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CodeOutcome:
+    """Also the file that the supervisor of the code writes."""
+
     status: DocumentStatus
     result: str | None = None
     error: str | None = None
@@ -35,16 +27,14 @@ class CodeOutcome:
 def parse_result(data: bytes) -> CodeOutcome:
     """Takes only the document's own outcome from the file, because the code may have forged it."""
     try:
-        result = from_json(data, ResultFile)
+        outcome = from_json(data, CodeOutcome, "result file")
     except BadInput as error:
-        return _failed(f"invalid result file: {error}")
-    if result.status == DocumentStatus.COMPLETED:
-        return CodeOutcome(
-            status=DocumentStatus.COMPLETED, result=result.result, seconds=result.seconds
-        )
-    message = result.error or NO_ERROR
-    return CodeOutcome(
-        status=DocumentStatus.FAILED, error=message[:MAX_ERROR_CHARS], seconds=result.seconds
+        return _failed(str(error))
+    if outcome.status == DocumentStatus.COMPLETED:
+        return replace(outcome, error=None)
+    message = outcome.error or NO_ERROR
+    return replace(
+        outcome, status=DocumentStatus.FAILED, result=None, error=message[:MAX_ERROR_CHARS]
     )
 
 
