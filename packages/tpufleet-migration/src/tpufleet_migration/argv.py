@@ -6,16 +6,16 @@ from __future__ import annotations
 import os
 import re
 
-import click
-
 from tpufleet.views.cli import registry
 from tpufleet.views.cli.registry import COMPLETION_VARIABLE, HintedUsageError
 from tpufleet_migration import former_flags
+from tpufleet_migration.former_flags import hint, not_needed
 from tpufleet_migration.former_names import (
     DROPPED_FLAGS,
     DROPPED_WORDS,
     FOREIGN_NAMES,
     FORMER_NAMES,
+    LAYOUT,
     LISTINGS,
     QUEUED_TYPE,
     REPLACED_WORDS,
@@ -36,23 +36,23 @@ def translate(args: list[str]) -> list[str]:
     if isinstance(former, Unsupported):
         raise HintedUsageError(f"no command {verb!r}: {former.reason}\n  next: {former.instead}")
     if verb == "queue" and rest and QUEUED_TYPE.fullmatch(rest[0]):
-        _hint(f"to queue a job is now `tpu run --detach {rest[0]}`")
+        hint(f"to queue a job is now `tpu run --detach {rest[0]}`")
         end = rest.index("--") if "--" in rest else len(rest)
         verb, rest = "run", [*rest[:end], "-q", *rest[end:]]
     if verb in LISTINGS and not {*_HELP, "cloud"} & {*rest[:1]}:
-        rest, hints = listing_arguments(rest)
-        for hint in hints:
-            _hint(hint)
+        rest, dropped = listing_arguments(rest)
+        for word in dropped:
+            not_needed(word, LAYOUT)
     if verb == "vm" or (former is not None and former.arguments[0] == "vm"):
         rest = [word for each in rest for word in _retry_option(each)]
     rest = _understood(verb, rest)
     if verb == "check" and rest[:1] != ["cloud"]:
-        _hint("`tpu check` is now `tpu jobs`; `tpu init check` checks your cloud project")
+        hint("`tpu check` is now `tpu jobs`; `tpu init check` checks your cloud project")
         return ["jobs", *rest]
     if former is None:
         return [verb, *rest]
     note = f" ({former.note})" if former.note else ""
-    _hint(f"`tpu {verb}` is now `tpu {' '.join(former.arguments)}`{note}")
+    hint(f"`tpu {verb}` is now `tpu {' '.join(former.arguments)}`{note}")
     if former.arguments[0] == "edit":
         _, option, *options = former.arguments
         helped = _HELP & {*rest}
@@ -74,7 +74,7 @@ def _understood(verb: str, args: list[str]) -> list[str]:
     if verb in FORMER_NAMES:
         dropped |= DROPPED_FLAGS
     for word in [word for word in args if word in dropped]:
-        _hint(f"{word} is not needed: {dropped[word]}")
+        not_needed(word, dropped[word])
     args = [word for word in args if word not in dropped]
     replaced = REPLACED_WORDS.get(verb, {})
     args = [replaced.get(word, word) for word in args]
@@ -89,7 +89,3 @@ def _understood(verb: str, args: list[str]) -> list[str]:
     if verb == "run":
         return former_flags.run_arguments(args)
     return former_flags.resubmit_arguments(verb, args) if verb in ("resume", "rerun") else args
-
-
-def _hint(text: str) -> None:
-    click.echo(f"hint: {text}", err=True)

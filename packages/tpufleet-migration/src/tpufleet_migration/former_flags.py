@@ -25,19 +25,17 @@ RUN_FLAGS = {
     "-n": "--on-demand",
     "-norm": "--on-demand",
 }
+OWN_NAME = "your token says who you are"
 # Not needed any more, and why.
 DROPPED = {
-    "-f": "a slice runs one job at a time",
-    "-apply": "a preempted slice is replaced without a question",
-    "-auto": "a free slice is chosen",
-    "--auto": "a free slice is chosen",
+    **dict.fromkeys(
+        ("-f", "-apply", "-auto", "--auto", "--register"),
+        "slices are chosen, recorded and replaced without a flag",
+    ),
     "-no-tag": "notes do not become tags",
-    "-ssn": "pass --note TEXT",
-    "--ssn": "pass --note TEXT",
+    **dict.fromkeys(("-ssn", "--ssn"), "pass --note TEXT"),
     "--log-stage": "TPUFLEET_STAGE is set for every attempt",
-    "--register": "slices are recorded when they are requested",
-    "user": "your token says who you are",
-    "id": "your token says who you are",
+    **dict.fromkeys(("user", "id"), OWN_NAME),
 }
 RESUBMIT_VALUES = {"tpu": "--type", "ka": "--type"}
 _WINDOW = re.compile(r"(-?w|window)=.*")
@@ -88,7 +86,7 @@ def _options(words: list[str]) -> list[str]:
         pair = _PAIR.fullmatch(word)
         name, value = (pair[1], pair[2]) if pair else (word, "")
         if name in DROPPED:
-            click.echo(f"hint: {word} is not needed: {DROPPED[name]}", err=True)
+            not_needed(word, DROPPED[name])
         elif pair is None:
             options.append(RUN_FLAGS[word])
         elif name == "monitor":
@@ -121,4 +119,12 @@ def resubmit_arguments(verb: str, args: list[str]) -> list[str]:
 
 
 def _hint(verb: str, words: list[str]) -> None:
-    click.echo(f"hint: this is now `tpu {verb} {' '.join(words)}`", err=True)
+    hint(f"this is now `tpu {verb} {' '.join(words)}`")
+
+
+def not_needed(word: str, reason: str) -> None:
+    hint(f"{word} is not needed: {reason}")
+
+
+def hint(text: str) -> None:
+    click.echo(f"hint: {text}", err=True)

@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import click
-
 from tpufleet.errors import FleetError
 from tpufleet.views.cli import connection
 from tpufleet.views.cli.registry import HintedUsageError
-from tpufleet_migration.former_flags import is_former
+from tpufleet_migration.former_flags import OWN_NAME, hint, is_former, not_needed
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -35,25 +33,22 @@ _OF_MINE = {
 _LISTING = {"vq": 0}
 WITH_USER = {**_OF_JOBS, **_OF_MINE, **_LISTING, "run": 1}
 # What a person means who names a job.
+_STATE = (
+    "`tpu show {job}` has all about it, `tpu why {job}` explains its state, `tpu doctor {job}` "
+    "checks its hosts"
+)
+_SLICES = "its slices are requested and replaced without you; `tpu why {job}` says why it waits"
+_COMMAND = "`tpu exec {job} -- COMMAND` runs a command on its hosts"
 OF_NODES = {
     "delete": "`tpu cancel {job}` stops it; when it has ended, `tpu archive {job}` hides it and "
     "`tpu archive purge {job}` deletes its logs, results and code",
     "restart": "`tpu resume {job}` continues it from its checkpoint, `tpu rerun {job}` starts it "
     "from the beginning",
-    "reapply": "its slices are replaced without you; `tpu why {job}` says what it waits for, and "
-    "`tpu resume {job}` continues it after its end",
-    "apply": "its slices are requested without you; `tpu why {job}` says what it waits for",
-    "describe": "`tpu show {job}` has all about it",
-    "check-status": "`tpu why {job}` explains its state",
-    "check-env": "`tpu doctor {job}` checks its hosts",
-    "solve": "`tpu doctor {job}` checks its hosts, `tpu why {job}` explains its state",
-    "lian": "`tpu exec {job} -- COMMAND` runs a command on its hosts",
-    "test": "`tpu exec {job} -- COMMAND` runs a command on its hosts",
+    **dict.fromkeys(("apply", "applyy", "reapply", "reapplyy"), _SLICES),
+    **dict.fromkeys(("describe", "-dtpu", "check-status", "-cktpu", "check-env"), _STATE),
+    **dict.fromkeys(("solve", "solve-env"), _STATE),
+    **dict.fromkeys(("lian", "test"), _COMMAND),
 }
-OF_NODES |= {
-    "-cktpu": OF_NODES["check-status"], "-dtpu": OF_NODES["describe"],
-    "solve-env": OF_NODES["solve"], "applyy": OF_NODES["apply"], "reapplyy": OF_NODES["reapply"],
-}  # fmt: skip
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 _EXPLICIT = re.compile(r"(user|id)=(.*)")
 
@@ -105,12 +100,12 @@ def _without_user(verb: str, args: list[str], server: _Server) -> list[str]:
     user = typed if pair is None else pair[2]
     rest = [word for index, word in enumerate(args) if index not in found]
     if user == server.me or (pair is not None and pair[1] == "id"):
-        _not_needed(typed)
+        not_needed(typed, OWN_NAME)
         return rest
     if verb in _LISTING:
         return ["--user", user, *rest]
     if verb in _OF_JOBS and rest:
-        click.echo(f"hint: jobs of {user} are written {user}/JOB", err=True)
+        hint(f"jobs of {user} are written {user}/JOB")
         first = next((index for index, word in enumerate(rest) if not word.startswith("-")), 0)
         return [*rest[:first], f"{user}/{rest[first]}", *rest[first + 1 :]]
     raise HintedUsageError(
@@ -134,7 +129,7 @@ def _run(args: list[str], server: _Server) -> list[str]:
         if args[index].isdigit():
             rest[index] = f"dir={args[index]}"
         elif server.is_user(args[index]):
-            _not_needed(args[index])
+            not_needed(args[index], OWN_NAME)
             del rest[index]
     return rest
 
@@ -146,10 +141,6 @@ def _bare(words: list[str]) -> Iterator[int]:
         value = before.startswith("-") and not is_former(before)
         if not (word.startswith("-") or value or "=" in word):
             yield index
-
-
-def _not_needed(word: str) -> None:
-    click.echo(f"hint: {word} is not needed: your token says who you are", err=True)
 
 
 def refuse_job(verb: str, args: list[str]) -> None:

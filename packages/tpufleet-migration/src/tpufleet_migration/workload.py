@@ -84,39 +84,23 @@ def workload() -> None:
 @click.option("--dry-run", is_flag=True, help="Validate without submitting.")
 @json_option
 @click.pass_context
-def create(
-    context: click.Context,
-    name: str,
-    command: str,
-    tpu_type: str,
-    num_slices: int,
-    priority: str,
-    max_restarts: int,
-    grace: int | None,
-    script_dir: str,
-    env: tuple[str, ...],
-    env_file: Path | None,
-    image: str | None,
-    zone: str | None,
-    spot: bool,
-    on_demand: bool,
-    reservation: str | None,
-    dry_run: bool,
-) -> None:
+def create(context: click.Context, command: str, tpu_type: str, **chosen: Any) -> None:
     """Submit a workload and return. Preemptions are retried, whatever --max-restarts is."""
-    options = ["--name", name, "--slices", str(num_slices), "--workdir", script_dir, "--detach"]
-    options += ["--priority", str(PRIORITIES[priority])]
-    options += ["--retries", f"failure={max_restarts}"]
-    for variable in (*env, *_env_file(env_file)):
+    options = ["--name", chosen["name"], "--slices", str(chosen["num_slices"]), "--detach"]
+    options += ["--workdir", chosen["script_dir"]]
+    options += ["--priority", str(PRIORITIES[chosen["priority"]])]
+    options += ["--retries", f"failure={chosen['max_restarts']}"]
+    for variable in (*chosen["env"], *_env_file(chosen["env_file"])):
         options += ["--env", variable]
-    if grace is not None:
-        options += ["--set", f"grace={grace}s"]
-    if zone:
-        options += ["--zone", zone]
-    chosen = {"--spot": spot, "--on-demand": on_demand, "--reserved": bool(reservation)}
-    options += [flag for flag, given in chosen.items() if given]
-    options += ["--set", f"pod.image={image}"] if image else []
-    options += ["--dry-run"] * dry_run
+    if chosen["grace"] is not None:
+        options += ["--set", f"grace={chosen['grace']}s"]
+    if chosen["zone"]:
+        options += ["--zone", chosen["zone"]]
+    if chosen["image"]:
+        options += ["--set", f"pod.image={chosen['image']}"]
+    flags = {"spot": "--spot", "on_demand": "--on-demand", "reservation": "--reserved"}
+    flags["dry_run"] = "--dry-run"
+    options += [flag for name, flag in flags.items() if chosen[name]]
     args = [*options, tpu_type, "--", command]
     with submit.run.make_context("run", args, parent=context) as inner:
         submit.run.invoke(inner)
