@@ -93,7 +93,7 @@ def writers() -> dict:
             writer.append("x", rows)
         file = writer.finish()
         seconds = time.perf_counter() - began
-        pool.close()
+        pool.shutdown()
         results[f"{name}_bytes_per_second"] = count * rows.nbytes / seconds
         results[f"{name}_share"] = file.size / (count * rows.nbytes)
         emit(results)

@@ -93,8 +93,8 @@ def write_units(storage: Storage, plan: plans.ExtractionPlan) -> float:
         claims = [own.claim() for _ in range(plan.units)]
         list(threads.map(write, [claim for claim in claims if claim is not None]))
     seconds = time.perf_counter() - began
-    pool.close()
-    uploader.close()
+    pool.shutdown()
+    uploader.shutdown()
     return seconds
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from tpufleet.errors import BadInput, NotFound
 
 
-def check_choice(what: str, value: object, choices: Collection[str]) -> None:
+def check_choice(what: str, value: object, choices: Collection[object]) -> None:
     """Raise unless it is one of the choices."""
     if value not in choices:
-        raise BadInput(f"{what} {value!r} is not one of {', '.join(choices)}")
+        raise BadInput(f"{what} {value!r} is not one of {', '.join(map(str, choices))}")
 
 
 def unreadable(path: str | Path, reason: object) -> BadInput:

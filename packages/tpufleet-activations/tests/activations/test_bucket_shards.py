@@ -60,7 +60,7 @@ def test_a_unit_is_sent_from_memory_while_it_is_written(cloud, empty_disk):
         if sample == 7:  # the first file holds 8 samples
             wait_until(lambda: storage.names("shards/"), describe="the first file is not there")
     files = writer.finish()
-    uploader.close()
+    uploader.shutdown()
     assert [file["name"] for file in files] == storage.names("shards/") and len(files) == 2
     units.commit(claim, unit_writer.commit_outcome(wanted, 0, files))
     # The emulator of S3 reads a whole object for each range.
@@ -115,7 +115,7 @@ def test_a_slow_bucket_holds_the_writer_back(google):
     gate.set()
     thread.join()
     assert len(writer.finish()) == len(samples)
-    uploader.close()
+    uploader.shutdown()
 
 
 def test_a_failed_upload_fails_the_unit(google):
@@ -136,7 +136,7 @@ def test_a_failed_upload_fails_the_unit(google):
     with pytest.raises(ProviderUnavailable, match="no answer"):
         bucket_worker.write_unit(Broken(), wanted, claim, pools)
     for pool in pools:
-        pool.close()
+        pool.shutdown()
 
 
 def test_a_stream_over_buffers_reads_like_a_file():

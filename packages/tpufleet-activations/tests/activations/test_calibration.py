@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import closing
 from dataclasses import replace
 
 import jax
@@ -17,7 +16,7 @@ from tpufleet.errors import BadInput
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, verification
 from tpufleet_activations.io.storage import LocalFolder
-from tpufleet_activations.pipeline import calibration, extraction, locations, preparation
+from tpufleet_activations.pipeline import calibration, extraction
 from tpufleet_activations.pipeline.calibration import Calibration
 
 HOUR = 3600.0
@@ -190,21 +189,6 @@ def test_batches_in_flight_follow_the_rate_and_the_memory(rate, token_bytes, mem
     assert chosen.batches_in_flight(3, token_bytes, memory) == expected
 
 
-@pytest.mark.parametrize(
-    "rate, one, most, expected",
-    [
-        (680_000, 2_000_000, 4, 2),
-        (680_000, 300_000, 4, 4),
-        (680_000, 300_000, 2, 2),
-        (0, 300_000, 4, 2),
-        (680_000, 0, 4, 2),
-    ],
-)
-def test_tokenizing_processes_keep_up_with_the_devices(rate, one, most, expected):
-    chosen = Calibration(batch_tokens=32768, origin="measured", rates={32768: rate})
-    assert chosen.preparers(one, fewest=2, most=most) == expected
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("batching", ["bucket", "pack"])
 @pytest.mark.parametrize("size", [1024])
@@ -251,15 +235,3 @@ def test_a_typical_batch_has_a_shape_that_the_run_uses():
     assert bucketed.tokens.shape == (64, 512) and bucketed.real_tokens == 32768
     packed = calibration.typical_batch(plan(1.0), 32768, varlen=True, multiple=1)
     assert packed.tokens.shape == (1, 32768) and packed.segments is not None
-
-
-def test_more_processes_are_started_when_one_is_too_slow(make):  # noqa: F811
-    folder = make("a")
-    found = plans.load(folder)
-    pool = preparation.PreparerPool(found, locations.resolve_plan(found), processes=1, most=2)
-    with closing(pool):
-        futures = [pool.submit(unit) for unit in range(found.units)]
-        assert pool._running == 1
-        pool.grow(5)
-        assert (pool.processes, pool._running) == (2, 2)
-        assert [future.result(60).unit for future in futures] == list(range(found.units))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.activations.test_decoder import run as forward_pass
 from tests.activations.tiny_model import tpu
 from tpufleet_activations.inputs import contexts, tokenization
+from tpufleet_activations.inputs.chat_templates import NO_ANSWER
 from tpufleet_activations.inputs.samples import Sample, TokenizedSample
 from tpufleet_activations.io import datasets, verification
 from tpufleet_activations.io.addresses import open_storage
@@ -62,12 +63,12 @@ KEPT = [
     (TEXT, "all", "<s>hello"),
     (TEXT, "no-special", "hello"),
     (TEXT, "last", "o"),
-    (TEXT, "answer", "skipped: it is not a conversation, so it has no answer"),
+    (TEXT, "answer", f"skipped: {NO_ANSWER}"),
     (CHAT, "no-special", "\nwhat is 1 1\n\nit is 2\n"),
     (CHAT, "answer", "it is 2"),
     (TRIMMED, "answer", "it is 2"),
     (STARTED, "answer", "it is"),
-    (QUESTION, "answer", "skipped: it does not end with an answer of the assistant"),
+    (QUESTION, "answer", f"skipped: {NO_ANSWER}"),
     (EMPTY, "no-special", "skipped: no token is left with --keep no-special"),
 ]  # fmt: skip
 
@@ -149,7 +150,7 @@ def test_only_kept_tokens_are_stored_at_their_positions(tmp_path, model_folder):
         "resid_post.1", "--dtype", "f32", "--compute", "f32",
     )  # fmt: skip
     code, printed = tpu(*common, "--keep", "answer", "--exact")
-    assert code == 0 and "1 skipped, mostly (1): it is not a conversation" in printed, printed
+    assert code == 0 and "1 skipped, mostly (1): it is no conversation" in printed, printed
     assert tpu("run", out, "--quiet", "--mesh", "data=8")[0] == 0
     assert verification.verify(open_storage(out)).intact
     dataset = datasets.open_dataset(str(out))

@@ -120,7 +120,7 @@ def write_unit(folder: LocalFolder, lengths: list[int]) -> bytes:
             values = np.random.default_rng(n).normal(size=(length, width))
             writer.append(site, values.astype(dtypes.stored_dtype("bf16")))
     files = writer.finish()
-    pool.close()
+    pool.shutdown()
     units.commit(claim, unit_writer.commit_outcome(plan, 0, files))
     return folder.local_path(files[0]["name"]).read_bytes()
 

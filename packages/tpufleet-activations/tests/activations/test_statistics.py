@@ -53,7 +53,7 @@ def test_the_mean_has_the_same_bits_however_rows_arrive():
         found, other = gather(rows, cuts, pool)
         assert other.tobytes() == mean.tobytes()
         assert found.to_json() == pytest.approx(whole.to_json())
-    pool.close()
+    pool.shutdown()
     exact = rows.astype(np.float64)
     np.testing.assert_allclose(mean, exact.mean(axis=0), atol=1e-4)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tpufleet.views.cli.output import print_table
 from tpufleet_activations import plans
 from tpufleet_activations.formatting import (
     extract_command,
@@ -140,14 +141,18 @@ def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
         fields = [{**asdict(stripe), "folder": str(stripe.folder)} for stripe in stripes]
         print_json(fields)
         return
-    width = max(len(str(stripe.folder)) for stripe in stripes)
-    click.echo(f"{'FOLDER':<{width}}  {'SHARDS':>8}  {'STORED':>10}  {'FREE':>10}")
-    for stripe in stripes:
-        cells = [f"{stripe.shards:,}", format_bytes(stripe.bytes), format_bytes(stripe.free)]
-        if stripe.missing:
-            cells = ["missing", "", ""]
-        line = f"{stripe.folder!s:<{width}}  {cells[0]:>8}  {cells[1]:>10}  {cells[2]:>10}"
-        click.echo(line.rstrip())
+    rows = [
+        (str(stripe.folder), "missing", "", "")
+        if stripe.missing
+        else (
+            str(stripe.folder),
+            f"{stripe.shards:,}",
+            format_bytes(stripe.bytes),
+            format_bytes(stripe.free),
+        )
+        for stripe in stripes
+    ]
+    print_table(("FOLDER", "SHARDS", "STORED", "FREE"), rows, "")
 
 
 def show_start(plan: plans.ExtractionPlan, model: str) -> None:
@@ -291,25 +296,17 @@ def show_status(rows: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None
         for out, row in rows.items()
     ]
     totals = {
-        name: sum(row[name] for row in rows.values()) for name in ("samples", "shards", "bytes")
+        name: sum(row[name] for row in rows.values())
+        for name in ("samples", "shards", "bytes", "healthy", "working", "lost")
     }
-    total_cells = (
-        f"{totals['samples']:,}",
-        f"{totals['shards']:,}",
-        format_bytes(totals["bytes"]),
-    )
-    table.append(("TOTALS", "", *total_cells))
-    widths = [max(len(row[n]) for row in [HEADINGS, *table]) for n in range(5)]
-    for row in [HEADINGS, *table]:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+    cells = (f"{totals['samples']:,}", f"{totals['shards']:,}", format_bytes(totals["bytes"]))
+    print_table(HEADINGS, [*table, ("TOTALS", "", *cells)], "")
     for out, status in rows.items():
         for reason in status["damaged"]:
             click.echo(f"{reason}; run `tpu extract repair {out}`")
-    counts = {
-        name: sum(row[name] for row in rows.values()) for name in ("healthy", "working", "lost")
-    }
-    click.echo(format_health(**counts))
+    click.echo(
+        format_health(healthy=totals["healthy"], working=totals["working"], lost=totals["lost"])
+    )
 
 
 def show_sample(dataset: Dataset, sample: int, *, as_json: bool) -> None:
@@ -351,15 +348,12 @@ def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
         }
         print_json(bodies)
         return
-    table = [("SITE", "ROWS", "MEAN", "NORM", "MAX", "NON-FINITE")]
+    table = []
     for site, value in found.items():
         numbers = (f"{value.mean:+.4g}", f"{value.norm:.4g}", f"{value.max:.4g}")
         shown = numbers if value.finite_rows else ("-", "-", "-")
         table.append((site, f"{value.rows:,}", *shown, f"{value.nonfinite:,}"))
-    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
-    for row in table:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        click.echo("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
+    print_table(("SITE", "ROWS", "MEAN", "NORM", "MAX", "NON-FINITE"), table, "")
     if not dataset.complete:
         click.echo(f"{len(dataset.commits):,} of {dataset.plan.units:,} units", err=True)
     if any(value.nonfinite for value in found.values()):

@@ -63,7 +63,7 @@ TERMINATED = 143  # exit status after SIGTERM, by shell convention
 @click.option(
     "--preparers",
     type=click.IntRange(0),
-    help="Processes that tokenize; 0: one thread.  [default: 2 with 8 cores or more, else 0]",
+    help="Processes that tokenize; 0: one thread.  [default: 2 to 8, with 8 cores or more; else 0]",
 )
 @click.option(
     "--compile-cache",

@@ -33,6 +33,7 @@ ANSWER_MARKS = ("\ue001", "\ue002")
 
 
 CANNOT_RENDER = "the chat template cannot render it: {}"
+NO_ANSWER = "it is no conversation that ends with an answer of the assistant"
 OMITTED = "the chat template omits or changes the assistant's answer"
 
 
@@ -117,7 +118,7 @@ class ChatTemplate:
             last = messages[-1] if messages else {}
             content = last.get("content") if isinstance(last, Mapping) else None
             if not isinstance(content, str) or last.get("role") != "assistant":
-                raise ChatTemplateError("it does not end with an answer of the assistant")
+                raise ChatTemplateError(NO_ANSWER)
             messages = messages[:-1]
         before, after = ANSWER_MARKS
         marked = {"role": "assistant", "content": before + content + after}

@@ -244,13 +244,10 @@ def _kind_of_files(path: str, names: Set[str]) -> str | None:
 def read_records(path: str) -> Iterator[Mapping[str, Any]]:
     """All records of a JSONL, Parquet or saved dataset, unchanged and in order."""
     kind = detect_kind(path)
+    check_choice("data kind", kind, ("jsonl", "parquet", "hf"))
     if kind == "jsonl":
         yield from map(json.loads, IndexedLines(find_files(path, ("*.jsonl",))))
         return
-    if kind not in ("parquet", "hf"):
-        raise BadInput(
-            f"{path} holds {kind} data; records are read from jsonl, parquet or a saved dataset"
-        )
     paths = find_files(path, ("*.parquet",)) if kind == "parquet" else _dataset_files(path, None)
     rows = _open_tables(kind, paths)
     for block, count in enumerate(rows.sizes):

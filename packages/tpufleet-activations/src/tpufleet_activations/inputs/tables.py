@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -107,45 +107,14 @@ def _python_value(value: pyarrow.Scalar) -> Any:
     try:
         return value.as_py()
     except UNREPRESENTABLE:
-        column = pyarrow.array([value], value.type)
+        if isinstance(value, pyarrow.StructScalar):
+            return {name: _python_value(item) for name, item in value.items()}
+        if isinstance(value, pyarrow.ListScalar):
+            return [_python_value(item) for item in value.values]
     try:
-        return column.cast(_with_text(value.type))[0].as_py()
+        return value.cast(pyarrow.string()).as_py()
     except pyarrow.ArrowException:  # an unknown time zone
-        column = column.cast(_without_zones(value.type))
-    return column.cast(_with_text(column.type))[0].as_py()
-
-
-def _with_text(kind: pyarrow.DataType) -> pyarrow.DataType:
-    return _replace_leaves(
-        kind, lambda leaf: pyarrow.string() if pyarrow.types.is_temporal(leaf) else leaf
-    )
-
-
-def _without_zones(kind: pyarrow.DataType) -> pyarrow.DataType:
-    return _replace_leaves(
-        kind,
-        lambda leaf: pyarrow.timestamp(leaf.unit) if pyarrow.types.is_timestamp(leaf) else leaf,
-    )
-
-
-def _replace_leaves(
-    kind: pyarrow.DataType, replace: Callable[[pyarrow.DataType], pyarrow.DataType]
-) -> pyarrow.DataType:
-    types = pyarrow.types
-    if types.is_struct(kind):
-        fields = [kind.field(number) for number in range(kind.num_fields)]
-        return pyarrow.struct(
-            [field.with_type(_replace_leaves(field.type, replace)) for field in fields]
-        )
-    if types.is_map(kind):
-        item = _replace_leaves(kind.item_type, replace)
-        return pyarrow.map_(_replace_leaves(kind.key_type, replace), item)
-    if types.is_fixed_size_list(kind):
-        return pyarrow.list_(_replace_leaves(kind.value_type, replace), kind.list_size)
-    if types.is_list(kind) or types.is_large_list(kind):
-        make = pyarrow.list_ if types.is_list(kind) else pyarrow.large_list
-        return make(_replace_leaves(kind.value_type, replace))
-    return replace(kind)
+        return value.cast(pyarrow.timestamp(value.type.unit)).cast(pyarrow.string()).as_py()
 
 
 def _readable_part(

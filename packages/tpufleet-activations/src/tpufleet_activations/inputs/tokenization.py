@@ -63,7 +63,7 @@ class Tokenizer:
     def answer_span(self, sample: Sample, text: str) -> tuple[int, int]:
         """Where the answer of a conversation is in `text`, the conversation as rendered."""
         if sample.messages is None:
-            raise BadInput("it is not a conversation, so it has no answer")
+            raise BadInput(chat_templates.NO_ANSWER)
         chat = self._chat(sample.tools is not None)
         return chat.answer_span(text, sample.messages, answer=sample.answer, tools=sample.tools)
 

@@ -16,7 +16,7 @@ def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
     written to a path: see `DISK_CHOICES`."""
     scheme, bucket, name = split_bucket_url(str(url))
     if scheme in ("gs", "s3") and not bucket:
-        raise BadInput(f"{url} has no bucket name; expected {scheme}://bucket/folder")
+        raise _unsupported(url, "no bucket name")
     try:
         if scheme == "gs":
             from tpufleet_activations.io.gcs import GcsBucket
@@ -32,12 +32,10 @@ def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
             f"{scheme}:// needs {error.name}\n  next: {install_command(f'tpufleet[{extra}]')}"
         ) from error
     if scheme not in ("", "file"):
-        raise BadInput(
-            f"unsupported storage {url}; expected a folder, gs://bucket/… or s3://bucket/…"
-        )
+        raise _unsupported(url, f"unknown scheme {scheme}")
     folder = LocalFolder(f"/{name.lstrip('/')}" if scheme else url, disk)
     if folder.path.is_file():
-        raise BadInput(f"{url} is a file, expected a folder")
+        raise _unsupported(url, "a file")
     return StripedFolder(folder.path, disk) if is_striped(folder) else folder
 
 
@@ -46,5 +44,11 @@ def local_folder(url: str) -> LocalFolder:
     bucket = urlsplit(url).scheme not in ("", "file")
     storage = None if bucket else open_storage(url)
     if not isinstance(storage, LocalFolder):
-        raise BadInput(f"{url} is in a bucket, whose shards are on no disks; expected a folder")
+        raise _unsupported(url, "a bucket, which has no disks")
     return storage
+
+
+def _unsupported(url: object, reason: str) -> BadInput:
+    return BadInput(
+        f"unsupported storage {url}: {reason}; expected a folder, gs://bucket/… or s3://bucket/…"
+    )

@@ -186,14 +186,10 @@ class Dataset:
             raise self._truncated(shard)
         return True
 
-    def read_tokens_to(self, unit: int, file: int, start: int, tokens: np.ndarray) -> None:
-        self._read_to(unit, file, shards.TOKENS, start, tokens)
-
-    def read_positions_to(self, unit: int, file: int, start: int, positions: np.ndarray) -> None:
-        self._read_to(unit, file, shards.POSITIONS, start, positions)
-
-    def _read_to(self, unit: int, file: int, name: str, start: int, target: np.ndarray) -> None:
-        """Read consecutive rows of a tensor of 32-bit integers."""
+    def read_labels_to(
+        self, unit: int, file: int, start: int, name: str, target: np.ndarray
+    ) -> None:
+        """Read consecutive rows of `shards.TOKENS` or `shards.POSITIONS`."""
         shard = self.files(unit)[file]
         if not self._is_plain(shard, name):
             target[:] = self._raw(shard, name, start, start + len(target))
@@ -216,11 +212,9 @@ class Dataset:
             else dtypes.stored_dtype(self.plan.dtype)
         )
 
-    def row_tokens(self, unit: int, file: int, start: int, stop: int) -> np.ndarray:
-        return self._raw(self.files(unit)[file], shards.TOKENS, start, stop)
-
-    def row_positions(self, unit: int, file: int, start: int, stop: int) -> np.ndarray:
-        return self._raw(self.files(unit)[file], shards.POSITIONS, start, stop)
+    def row_labels(self, unit: int, file: int, name: str, start: int, stop: int) -> np.ndarray:
+        """Of `shards.TOKENS` or `shards.POSITIONS`."""
+        return self._raw(self.files(unit)[file], name, start, stop)
 
     def row_samples(self, unit: int, file: int, start: int, stop: int) -> np.ndarray:
         """The sample that each row belongs to."""

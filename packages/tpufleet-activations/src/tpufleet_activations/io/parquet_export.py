@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.io import export_folder
+from tpufleet_activations.io import export_folder, shards
 from tpufleet_activations.io.datasets import Dataset
 from tpufleet_activations.io.site_statistics import as_float32
 from tpufleet_activations.io.storage import Storage
@@ -144,8 +144,8 @@ def _tables(
         columns = [
             pa.array(samples, pa.int64()),
             pa.array([ids[sample] for sample in samples.tolist()], pa.string()),
-            pa.array(dataset.row_positions(unit, file, start, stop), pa.int32()),
-            pa.array(dataset.row_tokens(unit, file, start, stop), pa.int32()),
+            pa.array(dataset.row_labels(unit, file, shards.POSITIONS, start, stop), pa.int32()),
+            pa.array(dataset.row_labels(unit, file, shards.TOKENS, start, stop), pa.int32()),
         ]
         for name in names:
             values = as_float32(dataset.rows(unit, file, name, start, stop))

@@ -34,10 +34,9 @@ from tpufleet.errors import (
 )
 from tpufleet.runtime.object_store import PARALLEL_READS
 from tpufleet_activations.input_errors import missing
-from tpufleet_activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
-from tpufleet_activations.io.staging import StagingFolder
+from tpufleet_activations.io.shard_writer import BufferStream
+from tpufleet_activations.io.storage import BucketStorage
 
-FILE_BYTES = 64 << 20  # of a shard: see `gcs`
 # A single request leaves nothing behind when its client dies; S3 takes 5 GB in one.
 LARGEST_PUT = 4 << 30
 CHUNK = 1 << 20  # of a response: at most so much is received twice when a connection breaks
@@ -89,11 +88,8 @@ _conditional: set[tuple[str, str]] = set()
 _conditional_lock = threading.Lock()
 
 
-class S3Bucket:
+class S3Bucket(BucketStorage):
     """Objects below `s3://bucket/prefix`. The endpoint comes from the AWS configuration."""
-
-    far = True
-    file_bytes: int | None = FILE_BYTES
 
     def __init__(
         self,
@@ -104,12 +100,10 @@ class S3Bucket:
         sleep: Callable[[float], None] = time.sleep,
     ):
         self._bucket = bucket
-        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self.url = f"s3://{bucket}/{self._prefix}".rstrip("/")
+        super().__init__("s3", bucket, prefix)
         self._given_client, self._sleep = client, sleep
         with _translate_errors(self.url):
             self._client = client or _connect(attempts=1)
-        self._staging = StagingFolder()
 
     def create(self, name: str, data: bytes) -> bool:
         """False also when a repeated request finds the object of the first, whose response was
@@ -185,12 +179,6 @@ class S3Bucket:
                 return
             options["ContinuationToken"] = page["NextContinuationToken"]
 
-    def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
-        return MemoryFile()
-
-    def write_mode(self) -> str:
-        return "upload"
-
     def put(self, content: BufferStream, name: str) -> None:
         def send() -> dict[str, Any]:
             content.seek(0)
@@ -246,12 +234,6 @@ class S3Bucket:
     def delete(self, name: str) -> None:
         with self._translate_errors(name):
             self._repeat(lambda: self._client.delete_object(**self._key(name)))
-
-    def local_path(self, name: str) -> Path | None:
-        return None
-
-    def staging(self) -> Path:
-        return self._staging.path
 
     def _get(self, name: str, start: int, end: int | None) -> bytes:
         """After a broken connection it continues with the next byte of the same version."""

@@ -13,11 +13,11 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -35,50 +35,31 @@ if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
-class TaskExecutor(Protocol):
-    """Runs tasks, immediately or later."""
-
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]: ...
-
-
-class InlineWriter:
+class InlineWriter(Executor):
     """Runs each task immediately, in the calling thread."""
 
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_result(work(*arguments))
+        future.set_result(work(*arguments, **named))
         return future
 
 
-class WriterPool:
+class WriterPool(ThreadPoolExecutor):
     """Threads with a bounded backlog: `submit` blocks when it is full, so memory stays bounded."""
 
     def __init__(self, threads: int, backlog: int):
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="extract-writer")
+        super().__init__(threads, thread_name_prefix="extract-writer")
         self._slots = threading.BoundedSemaphore(backlog)
 
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         self._slots.acquire()
         try:
-            future = self._pool.submit(work, *arguments)
+            future = super().submit(work, *arguments, **named)
         except BaseException:
             self._slots.release()
             raise
         future.add_done_callback(lambda _: self._slots.release())
         return future
-
-    def close(self) -> None:
-        self._pool.shutdown()
-
-
-class ShardWriter(Protocol):
-    """Takes the rows of each tensor in order; `finish` checks that none is missing."""
-
-    def append(self, name: str, *parts: np.ndarray) -> None: ...
-
-    def finish(self) -> shards.ShardFile: ...
-
-    def abandon(self) -> None: ...
 
 
 @dataclass
@@ -95,22 +76,9 @@ class _Stream:
         return self.digests[piece]
 
 
-class ShardTarget(Protocol):
-    """Takes the bytes of one file at their offsets, in any order and from several threads."""
-
-    def open(self, size: int) -> None: ...
-
-    def write(self, views: Sequence[memoryview], offset: int) -> None: ...
-
-    def finish(self) -> None:
-        """All bytes have been written."""
-
-    def abandon(self) -> None:
-        """Delete what was written. Also valid after `finish`."""
-
-
 class DraftFile:
-    """A file on a local disk, durable once finished."""
+    """A file on a local disk, durable once finished. Takes bytes at their offsets, in any order and
+    from several threads."""
 
     def __init__(self, path: Path):
         self.path, self._file = path, -1
@@ -131,6 +99,7 @@ class DraftFile:
         self._close()
 
     def abandon(self) -> None:
+        """Delete what was written. Also valid after `finish`."""
         self._close()
         self.path.unlink(missing_ok=True)
 
@@ -163,11 +132,16 @@ class MemoryFile:
         return BufferStream([view for _, views in self._views for view in views])
 
 
-class UploadStream(io.RawIOBase):
-    """Of a known size. Clients of buckets seek in it to retry or resume an upload."""
+ShardTarget = DraftFile | MemoryFile
 
-    def __init__(self, size: int):
-        self.size, self._at = size, 0
+
+class BufferStream(io.RawIOBase):
+    """Buffers one after the other. Clients of buckets seek in it to retry or resume an upload."""
+
+    def __init__(self, views: Sequence[memoryview]):
+        self._views = views
+        self._starts = list(accumulate(map(len, views), initial=0))
+        self.size, self._at = self._starts.pop(), 0
 
     def readable(self) -> bool:
         return True
@@ -179,15 +153,6 @@ class UploadStream(io.RawIOBase):
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
         self._at = min(max(base + offset, 0), self.size)
         return self._at
-
-
-class BufferStream(UploadStream):
-    """Buffers one after the other."""
-
-    def __init__(self, views: Sequence[memoryview]):
-        self._views = views
-        self._starts = list(accumulate(map(len, views), initial=0))
-        super().__init__(self._starts.pop())
 
     def read(self, size: int | None = -1) -> bytes:
         """With a single copy, however many buffers."""
@@ -221,7 +186,7 @@ class RawShardWriter:
         target: ShardTarget,
         name: str,
         tensors: Iterable[shards.Tensor],
-        executor: TaskExecutor | None = None,
+        executor: Executor | None = None,
     ):
         self._target, self._name, self._executor = target, name, executor or InlineWriter()
         self._header, positioned = shards.build_header(tensors)

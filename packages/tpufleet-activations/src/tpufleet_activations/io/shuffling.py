@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpufleet.errors import BadInput, Conflict
-from tpufleet_activations.io import scattered_reads
+from tpufleet_activations.io import scattered_reads, shards
 from tpufleet_activations.io.dataset_reader import Dataset
 
 READERS = 8  # blocks read concurrently
@@ -44,7 +44,7 @@ def shuffled_rows(
     dataset: Dataset, site: str, *, batch: int, **options: Any
 ) -> Iterator[np.ndarray]:
     """The values of `shuffled_batches` for one site."""
-    batches = _shuffled(dataset, [site], batch=batch, labelled=False, **options)
+    batches = shuffled_batches(dataset, site, batch=batch, labelled=False, **options)
     return (rows.values[site] for rows in batches)
 
 
@@ -60,6 +60,7 @@ def shuffled_batches(
     world_size: int = 1,
     skip: int = 0,
     expected: str = "",
+    labelled: bool = True,
 ) -> Iterator[RowBatch]:
     """Every stored row of one or several sites once, shuffled over the dataset.
 
@@ -74,36 +75,9 @@ def shuffled_batches(
     `skip` leaves out the first batches without reading them: a training run that took so many
     steps continues exactly where it was, if the dataset has the same rows. `expected` is the
     `Dataset.fingerprint` of the earlier steps: with others, which give another order, Conflict is
-    raised.
+    raised. Without `labelled`, tokens, positions and samples are not read, and empty.
     """
-    return _shuffled(
-        dataset,
-        [sites] if isinstance(sites, str) else sites,
-        batch=batch,
-        seed=seed,
-        block=block,
-        blocks_in_memory=blocks_in_memory,
-        rank=rank,
-        world_size=world_size,
-        skip=skip,
-        expected=expected,
-    )
-
-
-def _shuffled(
-    dataset: Dataset,
-    sites: Sequence[str],
-    *,
-    batch: int,
-    seed: int = 0,
-    block: int = 256,
-    blocks_in_memory: int = 256,
-    rank: int = 0,
-    world_size: int = 1,
-    skip: int = 0,
-    expected: str = "",
-    labelled: bool = True,
-) -> Iterator[RowBatch]:
+    sites = [sites] if isinstance(sites, str) else sites
     for name, value, least in (
         ("batch", batch, 1),
         ("block", block, 1),
@@ -262,8 +236,8 @@ class _Reading:
                     self._place(site, values, self._places[self._round.before :][span])
             if self._reader.labelled:
                 dataset = self._reader.dataset
-                dataset.read_tokens_to(*block[:3], self._tokens[span])
-                dataset.read_positions_to(*block[:3], self._positions[span])
+                dataset.read_labels_to(*block[:3], shards.TOKENS, self._tokens[span])
+                dataset.read_labels_to(*block[:3], shards.POSITIONS, self._positions[span])
                 self._samples[span] = dataset.row_samples(*block)
             at += block.height
 

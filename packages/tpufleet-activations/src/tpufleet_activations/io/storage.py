@@ -22,7 +22,7 @@ from tpufleet_activations.formatting import extract_command
 from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io.aligned_memory import MemoryPool
 from tpufleet_activations.io.direct_file import DirectFile, takes_direct_writes
-from tpufleet_activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
+from tpufleet_activations.io.shard_writer import BufferStream, DraftFile, MemoryFile, ShardTarget
 from tpufleet_activations.io.staging import StagingFolder
 
 
@@ -33,7 +33,7 @@ class Storage(ObjectStore, Protocol):
     # The shards of a unit have about this size; None: one for each unit.
     file_bytes: int | None
 
-    def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
+    def new_shard(self, name: str, draft: str) -> ShardTarget:
         """What to write a shard to, that is stored with `upload` or `put` once it is finished.
         `draft` is a name that no other shard has."""
 
@@ -114,6 +114,31 @@ def _staging(storage: Storage) -> Path:
         return Path(storage.url if Path(storage.url).exists() else tempfile.gettempdir())
 
 
+class BucketStorage:
+    """What buckets have in common: a shard stays in memory until it is uploaded."""
+
+    far = True
+    # Of a shard: large enough that requests do not matter, small enough to wait in memory.
+    file_bytes: int | None = 64 << 20
+
+    def __init__(self, scheme: str, bucket: str, prefix: str):
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self.url = f"{scheme}://{bucket}/{self._prefix}".rstrip("/")
+        self._staging = StagingFolder()
+
+    def new_shard(self, name: str, draft: str) -> ShardTarget:
+        return MemoryFile()
+
+    def write_mode(self) -> str:
+        return "upload"
+
+    def local_path(self, name: str) -> Path | None:
+        return None
+
+    def staging(self) -> Path:
+        return self._staging.path
+
+
 class LocalFolder(FolderStore):
     """A folder on a local or shared file system."""
 
@@ -126,7 +151,7 @@ class LocalFolder(FolderStore):
         self._staging = StagingFolder(self.path / ".staging")
         self._disk, self._memory = disk, MemoryPool()
 
-    def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
+    def new_shard(self, name: str, draft: str) -> ShardTarget:
         path = self.staging() / f"{draft}.draft"
         return DirectFile(path, self._memory) if self._direct else DraftFile(path)
 

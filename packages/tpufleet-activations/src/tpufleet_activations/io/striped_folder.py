@@ -25,7 +25,7 @@ from tpufleet_activations import plans
 from tpufleet_activations.formatting import extract_command
 from tpufleet_activations.input_errors import unreadable
 from tpufleet_activations.io import shards
-from tpufleet_activations.io.shard_writer import DraftFile, MemoryFile
+from tpufleet_activations.io.shard_writer import ShardTarget
 from tpufleet_activations.io.storage import DiskMissing, LocalFolder
 
 STRIPES_FILE = "stripes.json"  # in the first folder: the id of the dataset, and the other folders
@@ -90,7 +90,7 @@ class StripedFolder(LocalFolder):
             f"If it is lost, run {leave_out}, then {extract_command('repair', self.url)}"
         )
 
-    def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
+    def new_shard(self, name: str, draft: str) -> ShardTarget:
         free = [shutil.disk_usage(folder.path).free for folder in self._written]
         return self._written[choose_folder(name, free)].new_shard(name, draft)
 

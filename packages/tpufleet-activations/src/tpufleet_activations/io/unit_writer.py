@@ -6,7 +6,7 @@ import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -45,8 +45,8 @@ class UnitWriter:
         samples: Sequence[StoredSample],
         *,
         part: int = 0,
-        executor: shard_writer.TaskExecutor | None = None,
-        uploader: shard_writer.TaskExecutor | None = None,
+        executor: Executor | None = None,
+        uploader: Executor | None = None,
     ):
         self._storage, self._plan = storage, plan
         self._uploader = uploader or shard_writer.InlineWriter()
@@ -128,7 +128,7 @@ class _ShardPart:
         name: str,
         draft: str,
         samples: Sequence[StoredSample],
-        executor: shard_writer.TaskExecutor | None,
+        executor: Executor | None,
     ):
         self._storage, self._name = storage, name
         self.rows = sum(len(sample.tokens) for sample in samples)
@@ -151,7 +151,7 @@ class _ShardPart:
         self._unscaled: dict[str, list[np.ndarray]] = {}  # int8 rows that wait for their scales
         self._scaled = plan.dtype == "int8"
         self._target = storage.new_shard(name, draft)
-        self._writer: shard_writer.ShardWriter
+        self._writer: shard_writer.RawShardWriter | zstd_shards.ZstdShardWriter
         if plan.compression == "zstd":
             self._writer = zstd_shards.ZstdShardWriter(
                 self._target,
@@ -160,7 +160,7 @@ class _ShardPart:
                 compressed=plan.sites,
                 executor=executor,
                 spool=(
-                    self._target.path.with_suffix(".spool")
+                    self._target.path.parent
                     if isinstance(self._target, shard_writer.DraftFile)
                     else None
                 ),

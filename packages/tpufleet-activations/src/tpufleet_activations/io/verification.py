@@ -20,10 +20,8 @@ from tpufleet_activations.io.storage import Storage
 
 READERS = 8
 READ_BYTES = 8 * shards.PIECE  # in one request
-# Names of messages of gangs (see `pipeline.gangs`) and of parts of uploads (see `gcs`).
-_TEMPORARY = re.compile(
-    r"gangs/[0-9a-f]{32}-(\d{6,}|\d{8,}-\d{4,}-\d{3,})\.json|parts/[0-9a-f]{32}-\d{3,}"
-)
+# Names of messages of gangs: see `pipeline.gangs`.
+_GANG_MESSAGE = re.compile(r"gangs/[0-9a-f]{32}-(\d{6,}|\d{8,}-\d{4,}-\d{3,})\.json")
 # Errors of a table of samples whose bytes have changed: not JSON, or other keys and values.
 _DAMAGED_METADATA = (ValueError, KeyError, TypeError, AttributeError)
 
@@ -136,17 +134,16 @@ def _was_committed(storage: Storage, shard: shards.ShardName) -> bool:
 
 
 def delete_leftovers(storage: Storage) -> list[str]:
-    """Delete shards that no commit refers to, messages of gangs, and parts of failed uploads, but
-    no file whose name this dataset does not give. Does nothing unless all units are committed: a
-    worker may be uploading a shard right now."""
+    """Delete shards that no commit refers to, and messages of gangs, but no file whose name this
+    dataset does not give. Does nothing unless all units are committed: a worker may be uploading
+    a shard right now."""
     report = verify(storage, deep=False)
     if report.committed < report.units:
         return []
-    temporary = [*storage.names("gangs/"), *storage.names("parts/")]
     leftovers = [
         *report.leftovers,
         *report.replaced,
-        *(name for name in temporary if _TEMPORARY.fullmatch(name)),
+        *(name for name in storage.names("gangs/") if _GANG_MESSAGE.fullmatch(name)),
     ]
     if report.units >= INDEXED_UNITS:
         # Readers of an outdated index would look for what is deleted.
@@ -186,12 +183,12 @@ def _content_problems(storage: Storage, file: shards.ShardFile, deep: bool) -> I
         yield f"{file.name} has {size:,} bytes, expected {file.size:,}"
     elif deep:
         header = storage.read_range(file.name, 0, file.header_size)
-        if hashlib.sha256(header).hexdigest() != file.header_sha256:
-            yield f"{file.name}: checksum mismatch in the header"
+        intact = {"the header": hashlib.sha256(header).hexdigest() == file.header_sha256}
         with ThreadPoolExecutor(READERS) as pool:
-            for tensor in file.tensors.values():
-                if _rehash(storage, file, tensor, pool) != tensor:
-                    yield f"{file.name}: checksum mismatch in {tensor.name}"
+            for name, tensor in file.tensors.items():
+                intact[name] = _rehash(storage, file, tensor, pool) == tensor
+        for part in [part for part, matches in intact.items() if not matches]:
+            yield f"{file.name}: checksum mismatch in {part}"
 
 
 def _unit_problems(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
@@ -220,21 +217,15 @@ def _unit_problems(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
                 yield f"{file.name}: {site} has shape {list(shape)}, expected {rows} rows"
         if lengths != rows:
             yield f"{file.name}: samples have {lengths} tokens, but {rows} rows are stored"
-    expected = set(dataset.plan.sample_range(unit))
-    for (sample, context), count in sorted(counts.items()):
-        if sample not in expected:
-            yield f"sample {sample} does not belong to this unit"
-        elif count > 1:
-            part = f"context {context} of " if contexts[sample] > 1 else ""
-            yield f"{part}sample {sample} is stored {count} times"
+    samples = dataset.plan.sample_range(unit)
+    expected = {(n, context) for n in samples for context in range(contexts.get(n, 1))}
     if not readable:
-        return  # which of them are missing is unknown
-    for sample in sorted(expected - set(contexts)):
-        yield f"sample {sample} is missing"
-    for sample, number in sorted(contexts.items()):
-        for context in range(number):
-            if (sample, context) not in counts:
-                yield f"context {context} of sample {sample} is missing"
+        expected &= counts.keys()  # which of the others are missing is unknown
+    for sample, context in sorted(expected | counts.keys()):
+        times, wanted = counts[sample, context], int((sample, context) in expected)
+        if times != wanted:
+            part = f"context {context} of " if contexts.get(sample, 1) > 1 else ""
+            yield f"{part}sample {sample} is stored {times} times, expected {wanted}"
 
 
 def _rehash(

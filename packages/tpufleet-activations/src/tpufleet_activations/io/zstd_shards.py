@@ -5,12 +5,12 @@ Smaller than raw shards, and still readable by (site, sample) without reading th
 
 from __future__ import annotations
 
-import os
+import io
+import tempfile
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +34,8 @@ class ZstdShardWriter:
     """Like `RawShardWriter`, but compresses the tensors named in `compressed`.
 
     The header comes first and contains sizes that are known only after compression. So chunks are
-    written to a spool file in the order in which threads finish, and copied from there. Without a
-    `spool` they are kept in memory.
+    written to a file in the folder `spool` in the order in which threads finish, and copied from
+    there. Without one they are kept in memory.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ZstdShardWriter:
         name: str,
         tensors: Iterable[shards.Tensor],
         compressed: Iterable[str],
-        executor: shard_writer.TaskExecutor | None = None,
+        executor: Executor | None = None,
         spool: Path | None = None,
     ):
         self._target, self._name = target, name
@@ -52,7 +52,7 @@ class ZstdShardWriter:
         self._plain = {tensor.name: tensor for tensor in tensors}
         self._compressed = frozenset(compressed)
         self._chunks = {name: _Chunks() for name in self._plain}
-        self._spool: _SpoolFile | _SpoolMemory = _SpoolFile(spool) if spool else _SpoolMemory()
+        self._spool = _Spool(spool)
         self._writer: shard_writer.RawShardWriter | None = None
 
     def append(self, name: str, *parts: np.ndarray) -> None:
@@ -126,46 +126,26 @@ class ZstdShardWriter:
         self._target.abandon()
 
 
-class _SpoolFile:
-    """Compressed chunks in a file, by offset."""
+class _Spool:
+    """Compressed chunks, by offset: in a file without a name, or without a folder in memory."""
 
-    def __init__(self, path: Path):
-        self._path, self._size, self._lock = path, 0, threading.Lock()
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    def __init__(self, folder: Path | None):
+        self._file = tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO()  # noqa: SIM115
+        self._lock = threading.Lock()
 
     def put(self, data: bytes | memoryview) -> int:
         with self._lock:
-            offset, self._size = self._size, self._size + len(data)
-        shard_writer.write_at(self._file, [memoryview(data)], offset)
+            offset = self._file.seek(0, io.SEEK_END)
+            self._file.write(data)
         return offset
 
     def get(self, offset: int, size: int) -> bytes:
-        return os.pread(self._file, size, offset)
+        with self._lock:
+            self._file.seek(offset)
+            return self._file.read(size)
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        self._path.unlink(missing_ok=True)
-
-
-class _SpoolMemory:
-    """Compressed chunks in memory, by number."""
-
-    def __init__(self) -> None:
-        self._chunks: dict[int, bytes | memoryview] = {}
-        self._numbers = count()
-
-    def put(self, data: bytes | memoryview) -> int:
-        number = next(self._numbers)
-        self._chunks[number] = data
-        return number
-
-    def get(self, number: int, size: int) -> bytes | memoryview:
-        return self._chunks.pop(number)
-
-    def close(self) -> None:
-        self._chunks = {}
+        self._file.close()
 
 
 def compress(data: memoryview, itemsize: int) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice
 
 # Keys of every family. The defaults are those of most of them.
 _COMMON: dict[str, Any] = {
@@ -107,90 +108,28 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 FAMILIES = tuple(DEFAULTS)
 # Keys that may be null in a config.json; a null elsewhere is an error.
 _NULLABLE = {
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "hidden_activation",
-    "sliding_window",
-    "max_window_layers",
-    "use_sliding_window",
-    "attention_bias",
-    "mlp_bias",
-    "query_pre_attn_scalar",
-    "attn_logit_softcapping",
-}
+    "num_key_value_heads", "head_dim", "hidden_act", "hidden_activation", "sliding_window",
+    "max_window_layers", "use_sliding_window", "attention_bias", "mlp_bias",
+    "query_pre_attn_scalar", "attn_logit_softcapping",
+}  # fmt: skip
 # Settings of training, generation and bookkeeping, which hidden states do not depend on.
-_IRRELEVANT = set(
-    [
-        "model_type",
-        "architectures",
-        "auto_map",
-        "dtype",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-        "cache_implementation",
-        "initializer_range",
-        "attention_dropout",
-        "hidden_dropout",
-        "resid_pdrop",
-        "embd_pdrop",
-        "tie_word_embeddings",
-        "pretraining_tp",
-        "final_logit_softcapping",
-        "max_length",
-        "min_length",
-        "attn_implementation",
-        "mlp_dropout",
-        "classifier_dropout",
-        "output_hidden_states",
-        "output_attentions",
-        "return_dict",
-        "chunk_size_feed_forward",
-        "is_encoder_decoder",
-        "is_decoder",
-        "id2label",
-        "label2id",
-        "num_labels",
-        "problem_type",
-        "finetuning_task",
-        "task_specific_params",
-        "torchscript",
-        "pruned_heads",
-        "tokenizer_class",
-        "prefix",
-        "do_sample",
-        "temperature",
-        "top_p",
-        "top_k",
-        "typical_p",
-        "num_beams",
-        "num_beam_groups",
-        "num_return_sequences",
-        "repetition_penalty",
-        "length_penalty",
-        "no_repeat_ngram_size",
-        "encoder_no_repeat_ngram_size",
-        "diversity_penalty",
-        "early_stopping",
-        "remove_invalid_values",
-        "exponential_decay_length_penalty",
-        "bad_words_ids",
-        "suppress_tokens",
-        "begin_suppress_tokens",
-        "use_bfloat16",
-        "tf_legacy_loss",
-        "cross_attention_hidden_size",
-        "add_cross_attention",
-        "tie_encoder_decoder",
-        "output_scores",
-        "return_dict_in_generate",
-        "mm_tokens_per_image",
-        "model_max_length",
-        "tokenizer_model_max_length",
-        "partial_rotary_factor",
-    ]
-)
+_IRRELEVANT = {
+    "model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version",
+    "use_cache", "cache_implementation", "initializer_range", "attention_dropout",
+    "hidden_dropout", "resid_pdrop", "embd_pdrop", "tie_word_embeddings", "pretraining_tp",
+    "final_logit_softcapping", "max_length", "min_length", "attn_implementation", "mlp_dropout",
+    "classifier_dropout", "output_hidden_states", "output_attentions", "return_dict",
+    "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "id2label", "label2id",
+    "num_labels", "problem_type", "finetuning_task", "task_specific_params", "torchscript",
+    "pruned_heads", "tokenizer_class", "prefix", "do_sample", "temperature", "top_p", "top_k",
+    "typical_p", "num_beams", "num_beam_groups", "num_return_sequences", "repetition_penalty",
+    "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "diversity_penalty",
+    "early_stopping", "remove_invalid_values", "exponential_decay_length_penalty", "bad_words_ids",
+    "suppress_tokens", "begin_suppress_tokens", "use_bfloat16", "tf_legacy_loss",
+    "cross_attention_hidden_size", "add_cross_attention", "tie_encoder_decoder", "output_scores",
+    "return_dict_in_generate", "mm_tokens_per_image", "model_max_length",
+    "tokenizer_model_max_length", "partial_rotary_factor",
+}  # fmt: skip
 _IRRELEVANT_PATTERN = re.compile(r"_(name_or_path|attn_implementation.*|commit_hash|from_auto.*)$")
 _TOKEN_IDS = re.compile(r".*_token(_id|_index|_ids)?$|unsloth_.*")
 _ONLY_VALUE = {"is_causal": True, "use_bidirectional_attention": False}
@@ -203,8 +142,8 @@ def check_understood(config: Mapping[str, Any], family: str) -> None:
             "quantized weights (quantization_config) are not supported; use the unquantized model"
         )
     for name, only in _ONLY_VALUE.items():
-        if config.get(name) not in (None, only):
-            raise BadInput(f"{name} is {config[name]!r}; only {only} is supported")
+        if config.get(name) is not None:
+            check_choice(name, config[name], (only,))
     known = DEFAULTS[family]
     for name in sorted(set(config) & set(known) - _NULLABLE):
         if config[name] is None and known[name] is not None:

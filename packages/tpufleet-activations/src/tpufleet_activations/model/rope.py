@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpufleet.errors import BadInput
 from tpufleet_activations.input_errors import check_choice
 
 KINDS = ("default", "linear", "llama3", "yarn")
@@ -25,8 +24,8 @@ def parse_rope(rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any]
     """From a layer's rope settings; `config` is the whole config.json."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     check_choice("rope scaling", kind, KINDS)
-    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise BadInput("partial_rotary_factor is not 1.0; only 1.0 is supported")
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    check_choice("partial_rotary_factor", partial, (1.0,))
     theta = rope.get("rope_theta") or config.get("rope_theta", 1e4)
     plain = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if kind == "default":

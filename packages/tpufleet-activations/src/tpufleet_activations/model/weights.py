@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput
 from tpufleet_activations.daemon_threads import DaemonThreads
 from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io import dtypes, shards
@@ -91,7 +91,7 @@ class ModelCheckpoint:
             return paths
         files = sorted(self.folder.glob("*.safetensors"))
         if not files:
-            raise NotFound(f"{self.folder} has no .safetensors file")
+            raise missing(self.folder / "*.safetensors")
         return files
 
     def names(self) -> set[str]:
@@ -101,7 +101,7 @@ class ModelCheckpoint:
         """Where a weight is. Raises if it is missing, or of another type or shape."""
         full = self.root + name
         if full not in self._tensors:
-            raise BadInput(f"the checkpoint has no weight {full}")
+            raise self._missing(full)
         path, tensor = self._tensors[full]
         _check_dtype(tensor, WEIGHT_DTYPES)
         if tensor.shape != shape:
@@ -135,7 +135,10 @@ class ModelCheckpoint:
         for root in ROOTS:
             if f"{root}embed_tokens.weight" in self._tensors:
                 return root
-        raise BadInput(f"{self.folder} is not a decoder checkpoint: it has no embed_tokens.weight")
+        raise self._missing("embed_tokens.weight")
+
+    def _missing(self, name: str) -> BadInput:
+        return BadInput(f"{self.folder} is not a checkpoint of this model: it has no {name}")
 
 
 def load_parameters(
@@ -305,18 +308,15 @@ def check_weights(
     checkpoint.find("embed_tokens.weight", (arch.vocabulary, arch.hidden))
     if final_norm:
         checkpoint.find("norm.weight", (arch.hidden,))
-    recorder = ShapeRecorder()
-    for load in layer_loaders(arch).values():
-        load(recorder, 0)
-    for layer in range(depth):
-        for name, shape in recorder.names_read.items():
-            checkpoint.find(f"layers.{layer}.{name.removeprefix('layers.0.')}", shape)
+    for name, shape in _layer_weights(arch, depth):
+        checkpoint.find(name, shape)
     check_unknown_weights(checkpoint, arch)
 
 
 def check_unknown_weights(checkpoint: ModelCheckpoint, arch: Architecture) -> None:
     """Raise if there are weights that this architecture ignores: results would be wrong."""
-    known = set(_expected(arch))
+    known = {"embed_tokens.weight", "norm.weight"}
+    known |= {name for name, _ in _layer_weights(arch, arch.layers)}
     unknown = sorted(
         name
         for name in checkpoint.names()
@@ -327,15 +327,14 @@ def check_unknown_weights(checkpoint: ModelCheckpoint, arch: Architecture) -> No
         raise BadInput(f"unknown weights for {arch.family}: {', '.join(unknown[:5])}{more}")
 
 
-def _expected(arch: Architecture) -> Iterator[str]:
-    yield from ("embed_tokens.weight", "norm.weight")
+def _layer_weights(arch: Architecture, depth: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of the weights of so many layers."""
     recorder = ShapeRecorder()
     for load in layer_loaders(arch).values():
         load(recorder, 0)
-    for layer in range(arch.layers):
-        yield from (
-            f"layers.{layer}.{name.removeprefix('layers.0.')}" for name in recorder.names_read
-        )
+    for layer in range(depth):
+        for name, shape in recorder.names_read.items():
+            yield f"layers.{layer}.{name.removeprefix('layers.0.')}", shape
 
 
 class ShapeRecorder(ModelCheckpoint):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -128,13 +129,11 @@ def make_batches(
         raise BadInput(
             f"a sample of {len(tokens[order[0]])} tokens exceeds the largest bucket, {buckets[-1]}"
         )
-    if batching == "pack":
-        yield from _packed(tokens, order, buckets[-1], batch_tokens, row_multiple)
-    elif batching == "varlen":
-        yield from _varlen(tokens, order, buckets[-1], batch_tokens, row_multiple, units)
+    batcher = _Batcher(tokens, order, buckets, batch_tokens, row_multiple, units)
+    if batching == "bucket":
+        yield from batcher.filled() if fill else batcher.bucketed()
     else:
-        make = _filled if fill else _bucketed
-        yield from make(tokens, order, buckets, batch_tokens, row_multiple, units)
+        yield from batcher.packed() if batching == "pack" else batcher.varlen()
 
 
 def _numbers_within(units: Sequence[int]) -> list[int]:
@@ -147,77 +146,88 @@ def _numbers_within(units: Sequence[int]) -> list[int]:
     return numbers
 
 
-def _adjacent(members: list[int], units: Sequence[int] | None) -> list[int]:
-    return members if units is None else sorted(members, key=units.__getitem__)
+@dataclass(frozen=True, slots=True)
+class _Batcher:
+    """`order` are the samples with tokens, longest first; the rest as of `make_batches`."""
 
+    tokens: Sequence[np.ndarray]
+    order: list[int]
+    buckets: Sequence[int]
+    batch_tokens: int
+    multiple: int
+    units: Sequence[int] | None
 
-def _bucketed(
-    tokens: Sequence[np.ndarray],
-    order: list[int],
-    buckets: Sequence[int],
-    batch_tokens: int,
-    multiple: int,
-    units: Sequence[int] | None,
-) -> Iterator[Batch]:
-    """Every sample is in a batch of the smallest length that holds it, so the shape it is computed
-    in, and with it every bit of the result, does not depend on the samples beside it."""
-    lengths = np.searchsorted(buckets, [len(tokens[sample]) for sample in order])
-    for bucket, group in groupby(zip(lengths, order, strict=True), key=lambda pair: pair[0]):
-        length = int(buckets[bucket])
-        rows = rows_for(length, batch_tokens, multiple)
-        members = [sample for _, sample in group]
-        for at in range(0, len(members), rows):
-            yield _padded(tokens, _adjacent(members[at : at + rows], units), rows, length)
+    def bucketed(self) -> Iterator[Batch]:
+        """Every sample is in a batch of the smallest length that holds it, so the shape it is
+        computed in, and with it every bit of the result, does not depend on those beside it."""
+        lengths = np.searchsorted(self.buckets, [len(self.tokens[sample]) for sample in self.order])
+        pairs = zip(lengths, self.order, strict=True)
+        for bucket, group in groupby(pairs, key=lambda pair: pair[0]):
+            length = int(self.buckets[bucket])
+            rows = rows_for(length, self.batch_tokens, self.multiple)
+            members = [sample for _, sample in group]
+            for at in range(0, len(members), rows):
+                yield self._padded(members[at : at + rows], rows, length)
 
+    def filled(self) -> Iterator[Batch]:
+        at = 0
+        while at < len(self.order):
+            longest = len(self.tokens[self.order[at]])
+            length = next(size for size in self.buckets if size >= longest)
+            rows = rows_for(length, self.batch_tokens, self.multiple)
+            yield self._padded(self.order[at : at + rows], rows, length)
+            at += rows
 
-def _filled(
-    tokens: Sequence[np.ndarray],
-    order: list[int],
-    buckets: Sequence[int],
-    batch_tokens: int,
-    multiple: int,
-    units: Sequence[int] | None,
-) -> Iterator[Batch]:
-    at = 0
-    while at < len(order):
-        length = next(size for size in buckets if size >= len(tokens[order[at]]))
-        rows = rows_for(length, batch_tokens, multiple)
-        yield _padded(tokens, _adjacent(order[at : at + rows], units), rows, length)
-        at += rows
+    def packed(self) -> Iterator[Batch]:
+        bins: list[list[int]] = []
+        room: list[int] = []
+        first = 0  # earlier bins have no room for the shortest sample
+        length = self.buckets[-1]
+        shortest = len(self.tokens[self.order[-1]]) if self.order else 0
+        for sample in self.order:
+            need = len(self.tokens[sample])
+            while first < len(bins) and room[first] < shortest:
+                first += 1
+            target = next((n for n in range(first, len(bins)) if room[n] >= need), None)
+            if target is None:
+                bins.append([])
+                room.append(length)
+                target = len(bins) - 1
+            bins[target].append(sample)
+            room[target] -= need
+        rows = rows_for(length, self.batch_tokens, self.multiple)
+        for at in range(0, len(bins), rows):
+            yield _pack(self.tokens, bins[at : at + rows], rows, length)
 
+    def varlen(self) -> Iterator[Batch]:
+        """Rows filled in order, so that a unit's samples come in the same order whatever other
+        units share its batches."""
+        length = _varlen_length(self.buckets[-1], self.batch_tokens, self.multiple)
+        bins: list[list[int]] = []
+        room = 0
+        for sample in self.order:
+            if room < len(self.tokens[sample]) or len(bins[-1]) == most_samples(length) - 1:
+                bins.append([])
+                room = length
+            bins[-1].append(sample)
+            room -= len(self.tokens[sample])
+        bins = [self._adjacent(members) for members in bins]
+        for at in range(0, len(bins), self.multiple):
+            yield _pack(self.tokens, bins[at : at + self.multiple], self.multiple, length)
 
-def _padded(tokens: Sequence[np.ndarray], members: list[int], rows: int, length: int) -> Batch:
-    batch = np.zeros((rows, length), np.int32)
-    spans = []
-    for row, sample in enumerate(members):
-        batch[row, : len(tokens[sample])] = tokens[sample]
-        spans.append(SampleSpan(sample=sample, row=row, start=0, length=len(tokens[sample])))
-    # Padding follows the tokens of a row, so causal attention never sees it.
-    positions = np.broadcast_to(np.arange(length, dtype=np.int32), batch.shape)
-    return Batch(tokens=batch, positions=positions, segments=None, spans=tuple(spans))
+    def _adjacent(self, members: list[int]) -> list[int]:
+        return members if self.units is None else sorted(members, key=self.units.__getitem__)
 
-
-def _packed(
-    tokens: Sequence[np.ndarray], order: list[int], length: int, batch_tokens: int, multiple: int
-) -> Iterator[Batch]:
-    bins: list[list[int]] = []
-    room: list[int] = []
-    first = 0  # earlier bins have no room for the shortest sample
-    shortest = len(tokens[order[-1]]) if order else 0
-    for sample in order:
-        need = len(tokens[sample])
-        while first < len(bins) and room[first] < shortest:
-            first += 1
-        target = next((n for n in range(first, len(bins)) if room[n] >= need), None)
-        if target is None:
-            bins.append([])
-            room.append(length)
-            target = len(bins) - 1
-        bins[target].append(sample)
-        room[target] -= need
-    rows = rows_for(length, batch_tokens, multiple)
-    for at in range(0, len(bins), rows):
-        yield _pack(tokens, bins[at : at + rows], rows, length)
+    def _padded(self, members: list[int], rows: int, length: int) -> Batch:
+        batch = np.zeros((rows, length), np.int32)
+        spans = []
+        for row, sample in enumerate(self._adjacent(members)):
+            size = len(self.tokens[sample])
+            batch[row, :size] = self.tokens[sample]
+            spans.append(SampleSpan(sample=sample, row=row, start=0, length=size))
+        # Padding follows the tokens of a row, so causal attention never sees it.
+        positions = np.broadcast_to(np.arange(length, dtype=np.int32), batch.shape)
+        return Batch(tokens=batch, positions=positions, segments=None, spans=tuple(spans))
 
 
 def empty_varlen(buckets: Sequence[int], batch_tokens: int, row_multiple: int) -> Batch:
@@ -228,30 +238,6 @@ def empty_varlen(buckets: Sequence[int], batch_tokens: int, row_multiple: int) -
 
 def _varlen_length(longest: int, batch_tokens: int, multiple: int) -> int:
     return -(-max(batch_tokens // multiple, longest) // TOKEN_TILE) * TOKEN_TILE
-
-
-def _varlen(
-    tokens: Sequence[np.ndarray],
-    order: list[int],
-    longest: int,
-    batch_tokens: int,
-    multiple: int,
-    units: Sequence[int] | None,
-) -> Iterator[Batch]:
-    """Rows filled in order, so that a unit's samples come in the same order whatever other units
-    share its batches."""
-    length = _varlen_length(longest, batch_tokens, multiple)
-    bins: list[list[int]] = []
-    room = 0
-    for sample in order:
-        if room < len(tokens[sample]) or len(bins[-1]) == most_samples(length) - 1:
-            bins.append([])
-            room = length
-        bins[-1].append(sample)
-        room -= len(tokens[sample])
-    bins = [_adjacent(members, units) for members in bins]
-    for at in range(0, len(bins), multiple):
-        yield _pack(tokens, bins[at : at + multiple], multiple, length)
 
 
 def _pack(tokens: Sequence[np.ndarray], bins: list[list[int]], rows: int, length: int) -> Batch:

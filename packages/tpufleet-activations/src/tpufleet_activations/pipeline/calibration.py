@@ -1,4 +1,4 @@
-"""How a worker uses its devices: tokens of a batch, batches in flight, tokenizing processes.
+"""How a worker uses its devices: tokens of a batch, batches in flight.
 
 Chosen by a short measurement on the devices. An earlier run's is used where there is one, and what
 takes long to compile is tried only in runs that take much longer. The order and the layout of what
@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime.object_store import ObjectStore
 from tpufleet_activations import plans
 from tpufleet_activations.io import dtypes
+from tpufleet_activations.model import engines
 from tpufleet_activations.pipeline import batches, preparation, stored_tiles
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,6 @@ STEPS = 3  # batches that are timed
 AHEAD_SECONDS = 0.1
 FEWEST_IN_FLIGHT, MOST_IN_FLIGHT = 2, 8
 MEMORY_SHARE = 0.1  # of the host's memory, for batches in flight
-SPARE = 1.5  # tokenizing processes for this many times the rate of the devices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,13 +61,6 @@ class Calibration:
         fitting = int(MEMORY_SHARE * host_bytes / max(self.batch_tokens * token_bytes, 1))
         return max(FEWEST_IN_FLIGHT, min(wanted, fitting, MOST_IN_FLIGHT))
 
-    def preparers(self, tokens_per_second: float, *, fewest: int, most: int) -> int:
-        """Processes that tokenize as fast as the devices compute, if one does so many tokens."""
-        if not (self.tokens_per_second and tokens_per_second):
-            return fewest
-        wanted = math.ceil(SPARE * self.tokens_per_second / tokens_per_second)
-        return max(fewest, min(wanted, most))
-
     def to_json(self) -> dict[str, Any]:
         return {
             "batch_tokens": self.batch_tokens,
@@ -77,30 +70,8 @@ class Calibration:
         }
 
 
-class MeasuredEngine(Protocol):
-    """What is needed of `engines.Engine`."""
-
-    @property
-    def varlen(self) -> bool: ...
-
-    @property
-    def row_multiple(self) -> int: ...
-
-    @property
-    def sums_rows(self) -> bool: ...
-
-    @property
-    def device_kind(self) -> str: ...
-
-    def start(self, batch: batches.Batch) -> Callable[[], Any]: ...
-
-    def is_out_of_memory(self, error: Exception) -> bool: ...
-
-    def finding(self, parts: Any, find: Callable[[], Any]) -> Any: ...
-
-
 def calibrate(
-    engine: MeasuredEngine,
+    engine: engines.Engine,
     plan: plans.ExtractionPlan,
     objects: ObjectStore,
     *,
@@ -185,7 +156,7 @@ def token_bytes(plan: plans.ExtractionPlan) -> int:
     return sum(dtypes.bytes_per_row(width, plan.dtype) for width in plan.widths.values())
 
 
-def _rate(engine: MeasuredEngine, batch: batches.Batch, clock: Callable[[], float]) -> float:
+def _rate(engine: engines.Engine, batch: batches.Batch, clock: Callable[[], float]) -> float:
     try:
         engine.start(batch)()  # compiles
         # The page-locked memory of batches in flight is allocated once, which takes longer than

@@ -97,7 +97,7 @@ def run(
     if isinstance(storage, FolderStore):
         storage.remove_stale_drafts("units", "workers")
     options = settings.options
-    pool = preparation.PreparerPool(plan, resolved, options.preparers, options.most_preparers)
+    pool = preparation.PreparerPool(plan, resolved, options.preparers)
     with closing(pool) as preparers:
         preparers.start()
         is_gang = settings.scope == "global" and jax.process_count() > 1
@@ -147,7 +147,7 @@ def run(
             if held or waiting:
                 report(meter)
 
-        coordinator: workers.Coordinator = gangs.SoloCoordinator(
+        coordinator: gangs.Coordinator = gangs.SoloCoordinator(
             units, should_stop, settings.poll, on_wait
         )
         if is_gang:
@@ -269,7 +269,7 @@ def _gang_coordinator(
     should_stop: Callable[[], bool],
     poll: float,
     on_wait: Callable[[Sequence[HeldUnit]], None],
-) -> workers.Coordinator:
+) -> gangs.Coordinator:
     import jax
     import numpy as np
     from jax.experimental import multihost_utils

@@ -174,6 +174,9 @@ class GangMember:
         self._objects.create(name, json.dumps(files).encode())
 
 
+Coordinator = SoloCoordinator | GangMember  # decides which units this process runs
+
+
 def _wait_for(objects: ObjectStore, name: str, poll: float, timeout: float) -> Any:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

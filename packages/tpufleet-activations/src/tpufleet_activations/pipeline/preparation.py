@@ -6,14 +6,11 @@ Imports no JAX: it runs in subprocesses.
 from __future__ import annotations
 
 import multiprocessing
-import threading
-import time
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from tpufleet_activations import plans
@@ -32,11 +29,6 @@ class PreparedUnit:
     unit: int
     samples: tuple[TokenizedSample, ...]
     contexts: tuple[Context, ...]
-    seconds: float = 0.0  # that it took
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(context.tokens) for context in self.contexts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +147,7 @@ class UnitPreparer:
         self._vocabulary = locations.architecture.vocabulary
 
     def prepare(self, unit: int) -> PreparedUnit:
-        plan, began = self._plan, time.perf_counter()
+        plan = self._plan
         samples = tokenization.tokenize(
             self._source.read(plan.sample_range(unit)),
             self._tokenizer,
@@ -164,90 +156,35 @@ class UnitPreparer:
             vocabulary=self._vocabulary,
             keep=plan.keep,
         )
-        prepared = prepare_samples(unit, samples, plan)
-        return replace(prepared, seconds=time.perf_counter() - began)
+        return prepare_samples(unit, samples, plan)
 
 
 class PreparerPool:
     """Prepares units ahead of the model, in subprocesses or (with 0 processes) in one thread."""
 
-    def __init__(
-        self,
-        plan: plans.ExtractionPlan,
-        locations: Locations,
-        processes: int = 0,
-        most: int = 0,
-    ):
-        """It can grow to `most` processes."""
+    def __init__(self, plan: plans.ExtractionPlan, locations: Locations, processes: int = 0):
         self._local = None if processes else UnitPreparer(plan, locations)
-        self.processes, self._most = processes, max(processes, most)
-        self._waiting: deque[tuple[int, Future[PreparedUnit]]] = deque()
-        self._running, self._lock = 0, threading.Lock()
-        self._pool: Executor
+        self._pool: Executor = ThreadPoolExecutor(1)
         if processes:
             # Spawned: forking a process that runs JAX's threads can deadlock. A process is started
-            # when all others have a unit, so there are as many as units run at a time.
+            # when all others have a unit.
             self._pool = ProcessPoolExecutor(
-                self._most,
+                processes,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_initialize,
                 initargs=(plan.to_json(), locations),
             )
-        else:
-            self._pool = ThreadPoolExecutor(1)
 
     def start(self) -> None:
-        """Start the processes, which takes a second or two, before the first unit."""
+        """Start the first process, which takes a second or two, before the first unit."""
         if self._local is None:
-            for _ in range(self.processes):
-                self._pool.submit(_initialized)
+            self._pool.submit(_initialized)
 
     def submit(self, unit: int) -> Future[PreparedUnit]:
-        future: Future[PreparedUnit] = Future()
-        with self._lock:
-            self._waiting.append((unit, future))
-        self._dispatch()
-        return future
-
-    def grow(self, processes: int) -> None:
-        """Use so many processes from now on, if that is more, and if it has processes at all."""
-        if self._local is None:
-            self.processes = min(max(processes, self.processes), self._most)
-            self._dispatch()
+        return self._pool.submit(_prepare if self._local is None else self._local.prepare, unit)
 
     def close(self) -> None:
-        with self._lock:
-            waiting, self._waiting = self._waiting, deque()
-        for _, future in waiting:
-            future.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _dispatch(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting or self._running >= max(self.processes, 1):
-                    return
-                unit, future = self._waiting.popleft()
-                self._running += 1
-            prepare = _prepare if self._local is None else self._local.prepare
-            try:
-                self._pool.submit(prepare, unit).add_done_callback(partial(self._done, future))
-            except Exception as error:
-                # A pool that is broken or closed: whoever waits for the unit is told.
-                with self._lock:
-                    self._running -= 1
-                future.set_exception(error)
-
-    def _done(self, future: Future[PreparedUnit], prepared: Future[PreparedUnit]) -> None:
-        with self._lock:
-            self._running -= 1
-        if prepared.cancelled():
-            future.cancel()
-        elif (error := prepared.exception()) is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(prepared.result())
-        self._dispatch()
 
 
 _preparer: UnitPreparer | None = None  # set in the subprocesses of a pool

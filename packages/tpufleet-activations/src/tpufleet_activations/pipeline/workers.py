@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,65 +29,19 @@ from tpufleet_activations.io.site_statistics import TileSums
 from tpufleet_activations.io.storage import Storage
 from tpufleet_activations.model import engines
 from tpufleet_activations.pipeline import batches, calibration, preparation, stages, stored_tiles
-from tpufleet_activations.pipeline.gangs import Outcome, ShardFiles
+from tpufleet_activations.pipeline.gangs import Coordinator
 from tpufleet_activations.pipeline.locations import Locations
 from tpufleet_activations.pipeline.progress_meter import Meter
 
 log = logging.getLogger(__name__)
 
 
-class Coordinator(Protocol):
-    """Decides which units this process runs, and commits them: see `gangs`."""
-
-    @property
-    def part(self) -> int: ...
-
-    @property
-    def parts(self) -> int: ...
-
-    def claims(self) -> Iterator[Claim | None]: ...
-
-    def should_stop(self) -> bool: ...
-
-    def commit(self, claim: Claim, files: ShardFiles, outcome: Outcome) -> None: ...
-
-
-class ModelEngine(Protocol):
-    """What a worker needs of `engines.Engine`."""
-
-    @property
-    def row_multiple(self) -> int: ...
-
-    @property
-    def varlen(self) -> bool: ...
-
-    @property
-    def sums_rows(self) -> bool: ...
-
-    def start(self, batch: batches.Batch) -> Callable[[], list[engines.OutputBlock]]: ...
-
-    def rows(self, count: int) -> frozenset[int]: ...
-
-    def flops(self, batch: batches.Batch) -> float: ...
-
-    def peak_flops(self) -> float | None: ...
-
-    def compile_ahead(self, batches: Sequence[batches.Batch]) -> None: ...
-
-    def finish_saving(self) -> None: ...
-
-    @property
-    def programs(self) -> int: ...
-
-    @property
-    def compile_seconds(self) -> float: ...
-
-
 class OpenedEngine(NamedTuple):
-    engine: ModelEngine
+    engine: engines.Engine
     calibration: calibration.Calibration | None = None
 
 
+MOST_PREPARERS = 8  # each tokenizes 0.3 million tokens per second or more
 # Tasks that wait for a writer: this share of the host's memory, within these limits.
 BACKLOG_SHARE, FEWEST_WAITING, MOST_WAITING = 0.03, 64, 256
 
@@ -97,7 +51,6 @@ class WorkerOptions:
     """Concurrency and queue sizes. None of it changes what is written."""
 
     preparers: int = 0  # tokenizing processes; 0: one thread
-    most_preparers: int = 0  # as many as this, where devices are faster than those
     shared_units: int = 64  # at most so many units share batches; each has an open file
     prefetch_units: int = 4  # prepared before they are needed
     batches_in_flight: int = 3  # on the devices; a calibrated engine has its own
@@ -114,12 +67,10 @@ def default_options(
 ) -> WorkerOptions:
     """For a machine with so many cores. A thread hashes 0.7 GB/s (SHA-256, measured beside an
     H200), and four layers of a small model are several GB/s."""
-    most = preparers or 0
     if preparers is None:
-        preparers, most = (2, max(cores // 4, 2)) if cores >= 8 else (0, 0)
+        preparers = min(max(cores // 4, 2), MOST_PREPARERS) if cores >= 8 else 0
     return WorkerOptions(
         preparers=preparers,
-        most_preparers=most,
         writers=writers or min(max(cores, 8), 32),
         backlog=default_backlog(calibration.host_memory()),
     )
@@ -219,16 +170,15 @@ class Worker:
         return opening.result() if isinstance(opening, Future) else opening
 
     @property
-    def _engine(self) -> ModelEngine:
+    def _engine(self) -> engines.Engine:
         return self._opened.engine
 
     def run(self, on_progress: Callable[[Meter], None] = lambda meter: None) -> Meter:
         """Run until every unit is committed, or until asked to stop."""
         pipeline, options = stages.Pipeline(), self._options
         preparers = self._preparers or preparation.PreparerPool(
-            self._plan, self._locations, options.preparers, options.most_preparers
+            self._plan, self._locations, options.preparers
         )
-        self._preparers = preparers
         # Devices must not wait while the units of a group, which end together, are committed.
         sizes = (1, options.batches_in_flight, options.batches_fetched, options.shared_units)
         ready, computed, fetched, written = (stages.StageQueue(pipeline, size) for size in sizes)
@@ -255,9 +205,9 @@ class Worker:
             preparers.close()
             for writer in self._unfinished:
                 writer.abandon()
-            self._writer_pool.close()
+            self._writer_pool.shutdown()
             if self._upload_pool is not None:
-                self._upload_pool.close()
+                self._upload_pool.shutdown()
         if not self._coordinator.should_stop():
             self._engine.finish_saving()
         on_progress(self.meter)
@@ -299,7 +249,7 @@ class Worker:
         return self._plan.batch_tokens if calibrated is None else calibrated.batch_tokens
 
     def _use_calibration(self, computed: stages.StageQueue) -> None:
-        """Batches in flight, and tokenizing processes, for the rate of the devices."""
+        """Batches in flight, for the rate of the devices."""
         chosen = self._opened.calibration
         if chosen is None:
             return
@@ -309,18 +259,6 @@ class Worker:
         )
         computed.resize(in_flight)
         self.meter.calibrated = {**chosen.to_json(), "batches_in_flight": in_flight}
-
-    def _grow_preparers(self, units: Sequence[preparation.PreparedUnit]) -> None:
-        """As many as keep up with the devices, by how long these units took."""
-        chosen, seconds = self._opened.calibration, sum(unit.seconds for unit in units)
-        if chosen is None or not seconds or self._preparers is None:
-            return
-        rate = sum(unit.tokens for unit in units) / seconds
-        fewest = self._options.preparers
-        self._preparers.grow(
-            chosen.preparers(rate, fewest=fewest, most=self._options.most_preparers)
-        )
-        self.meter.calibrated["preparers"] = self._preparers.processes
 
     def _shared_units(self) -> int:
         """How many units share batches: so many that incomplete batches hardly matter, as long as
@@ -343,7 +281,6 @@ class Worker:
 
     def _batch(self, items: list[tuple[Claim, Future[preparation.PreparedUnit]]]) -> _Group:
         units = [future.result() for _, future in items]
-        self._grow_preparers(units)
         prepared = preparation.batch_units(
             self._plan,
             units,
