@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tpufleet.errors import BadInput, NotFound
@@ -16,6 +16,12 @@ def check_choice(what: str, value: object, choices: Collection[object]) -> None:
 
 def unreadable(path: str | Path, reason: object) -> BadInput:
     return BadInput(f"{path} cannot be read: {reason}")
+
+
+def no_split(path: str | Path, split: str | None, splits: Sequence[str]) -> BadInput:
+    what = f"no split {split!r}" if split else "several splits"
+    choice = f"choose one with --split: {', '.join(splits)}" if splits else "omit --split"
+    return BadInput(f"{path} has {what}; {choice}")
 
 
 def missing(path: str | Path) -> NotFound:

@@ -10,10 +10,13 @@ from typing import Any
 
 from tpufleet.errors import Conflict, FleetError, NotFound
 from tpufleet.runtime.object_store import ObjectStore
+from tpufleet.runtime.units import Commit
 from tpufleet_activations.input_errors import unreadable
 
 PLAN_FILE = "plan.json"
 STRIPE_FILE = "stripe.json"  # in a folder that holds only shards: see `io.striped_folder`
+
+CHECKED_COMMITS = 16
 
 # Not part of a plan's identity: the model and tokenizer may move, their digests may not change.
 # The date is that of the first plan: making it again on another day gives the same plan.
@@ -132,6 +135,16 @@ def write(objects: ObjectStore, plan: ExtractionPlan) -> ExtractionPlan:
     if stored.identity != plan.identity:
         raise other_dataset("the output folder", "; ".join(differences(stored, plan)))
     return stored
+
+
+def check_commits(plan: ExtractionPlan, commits: Mapping[int, Commit]) -> None:
+    """Raise Conflict if units were stored for another plan. Some are checked: their outcomes may
+    have to be read."""
+    stored = list(commits.values())
+    for commit in stored[:: max(len(stored) // CHECKED_COMMITS, 1)]:
+        if commit.outcome["plan"] != plan.identity:
+            evidence = f"unit {commit.unit} was stored for another plan; restore {PLAN_FILE}"
+            raise other_dataset("the folder", evidence)
 
 
 def other_dataset(location: object, evidence: str) -> Conflict:

@@ -616,9 +616,9 @@ def test_invalid_options_of_a_run_are_invalid_input(tmp_path):
 @pytest.mark.parametrize(
     "name, split, message",
     [
-        ("a.jsonl", "train", "is jsonl data; only datasets written by save_to_disk"),
-        ("a.jsonl", "file", "is jsonl data"),
-        ("a.parquet", "train", "is parquet data"),
+        ("a.jsonl", "train", "has no split 'train'; omit --split"),
+        ("a.jsonl", "file", "has no split 'file'"),
+        ("a.parquet", "train", "has no split 'train'"),
         ("a.txt", "train", "is text data"),
         ("a.txt", "file", None),
     ],

@@ -17,6 +17,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import safetensors.numpy
+from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -495,34 +496,14 @@ def test_a_plan_is_read_back_as_written(folder):
         plans.from_json(json.dumps({**body, "novelty": 1}).encode())
 
 
-def whole_digest(data: bytes, kind) -> str:
+def whole_digest(data: bytes) -> str:
     pieces = [data[n : n + shards.PIECE] for n in range(0, len(data), shards.PIECE)]
-    joined = b"".join(kind(piece).digest() for piece in pieces)
+    joined = b"".join(blake3(piece).digest() for piece in pieces)
     return hashlib.sha256(joined).hexdigest()
-
-
-def test_datasets_without_blake3_and_of_older_versions_are_verified(folder, monkeypatch):
-    """0.1.0 hashed pieces with SHA-256, and its records do not say so."""
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "blake3", None)  # as where it is not installed
-        synthetic.extract(folder, synthetic.plan(samples=4))
-        assert verification.verify(folder).intact
-    [name] = [name for name in folder.names("units/") if name.endswith("-0001.json")]
-    record = json.loads(folder.read(name))
-    for file in record["outcome"]["files"]:
-        assert file.pop("pieces") == "sha256"
-    folder.replace(name, json.dumps(record).encode())
-    assert verification.verify(folder).intact
-    shard = folder.path / record["outcome"]["files"][0]["name"]
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
-    assert not verification.verify(folder).intact
 
 
 @pytest.mark.parametrize("threads", [1, 7])
 def test_a_shard_does_not_depend_on_part_sizes_or_thread_count(tmp_path, threads):
-    blake3 = pytest.importorskip("blake3", reason="pip install 'tpufleet[extract]'")
     chance = np.random.default_rng(threads)
     values = {
         name: chance.integers(0, 255, (rows, 1 << 10), dtype=np.uint8)
@@ -548,8 +529,7 @@ def test_a_shard_does_not_depend_on_part_sizes_or_thread_count(tmp_path, threads
     for name, rows in values.items():
         tensor = file.tensors[name]
         assert stored[tensor.offset : tensor.offset + tensor.nbytes] == rows.tobytes()
-        kind = {"sha256": hashlib.sha256, "blake3": blake3.blake3}[file.pieces]
-        assert tensor.digest == whole_digest(rows.tobytes(), kind)
+        assert tensor.digest == whole_digest(rows.tobytes())
 
 
 def test_a_failed_write_fails_the_shard(tmp_path):

@@ -329,7 +329,7 @@ def test_pieces_are_of_one_version(storage, tmp_path):
 def test_an_object_that_is_always_replaced_is_not_used(storage, tmp_path):
     storage.create("a.bin", b"first")
     changing = Rewritten(storage, (b"%d" % number for number in range(100)))
-    with pytest.raises(Conflict, match="was replaced during each of 5 downloads"):
+    with pytest.raises(Conflict, match=r"was replaced, .* in each of 5 downloads"):
         remote_files.copy_object(changing, "a.bin", tmp_path / "cache" / "a.bin")
     assert not any((tmp_path / "cache").iterdir())
 

@@ -37,7 +37,10 @@ _STATE = (
     "`tpu show {job}` has all about it, `tpu why {job}` explains its state, `tpu doctor {job}` "
     "checks its hosts"
 )
-_SLICES = "its slices are requested and replaced without you; `tpu why {job}` says why it waits"
+_SLICES = (
+    "its slices are requested and replaced without you; `tpu why {job}` says why it waits, and "
+    "`tpu resume {job}` continues it after its end"
+)
 _COMMAND = "`tpu exec {job} -- COMMAND` runs a command on its hosts"
 OF_NODES = {
     "delete": "`tpu cancel {job}` stops it; when it has ended, `tpu archive {job}` hides it and "

@@ -115,13 +115,13 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples")
 @click.option(
     "--shard-gb", type=POSITIVE, default=1.0, show_default=True, help="Maximum size of a shard."
 )
-@click.option("--text-field", help="Field with the text.  [default: text, else prompt]")
+@click.option("--text-field", help="Field with text, messages or tokens; may be a.b.")
 @click.option(
     "--id-field",
     help="Field with the sample id; ids need not be unique.  [default: id, else task_id, else the "
     "index of the sample]",
 )
-@click.option("--split", help="Split of a saved dataset; `file`: each text file is one sample.")
+@click.option("--split", help="Split of the data; `file`: each text file is one sample.")
 @click.option("--max-samples", type=COUNT, help="Use only the first N samples.")
 @click.option(
     "--data-option",

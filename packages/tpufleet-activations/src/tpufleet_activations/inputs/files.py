@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import hashlib
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import NotFound
+from tpufleet_activations.input_errors import unreadable
 from tpufleet_activations.io.remote_files import fetch
 
 # Every STRIDE-th line's offset is kept, so reading a line takes a seek and at most STRIDE lines.
@@ -39,6 +41,15 @@ def content_digest(paths: Sequence[Path], *options: Any) -> str:
     return digest.hexdigest()
 
 
+def check_encoding(paths: Sequence[Path]) -> None:
+    """Raise for UTF-16 and UTF-32, whose lines would be cut in the middle of a character."""
+    for path in paths:
+        with open(path, "rb") as file:
+            start = file.read(4096)
+        if b"\0" in start or start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise unreadable(path, "not UTF-8; convert it with `iconv -f UTF-16 -t UTF-8`")
+
+
 FileVersions = tuple[tuple[int, ...], ...]
 
 
@@ -54,6 +65,7 @@ class IndexedLines:
     """The non-empty lines of some files, numbered over all files, with random access."""
 
     def __init__(self, paths: Sequence[Path]):
+        check_encoding(paths)
         self.paths = list(paths)
         self._offsets: list[tuple[Path, int]] = []  # of every STRIDE-th line
         self._count = 0

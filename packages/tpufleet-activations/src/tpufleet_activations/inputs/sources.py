@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -14,26 +15,38 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpufleet.errors import BadInput, Conflict
-from tpufleet_activations.input_errors import check_choice
+from tpufleet_activations.input_errors import check_choice, no_split
 from tpufleet_activations.inputs.files import (
     FileVersions,
     IndexedLines,
+    check_encoding,
     content_digest,
     file_versions,
     find_files,
 )
 from tpufleet_activations.inputs.kinds import other_kinds
 from tpufleet_activations.inputs.samples import DEFAULT_SPLIT, Sample, SampleSource
-from tpufleet_activations.io.remote_files import fetch, list_names
+from tpufleet_activations.io.remote_files import data_folders, fetch, list_names
 
 KINDS = ("jsonl", "parquet", "hf", "text")  # and those of `other_kinds`
 DATA_SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text"}
 SUFFIXES = (*DATA_SUFFIXES, ".json")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 CSV = (".csv", ".tsv")
-LIST_FIELDS = ("messages", "tokens")
+SPLIT_KINDS = ("jsonl", "parquet")
+# Words in names of files, and the split that they stand for: as of the Hugging Face Hub.
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+SHARD_OF_SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}")
+MARKERS = {"state.json", "dataset_dict.json"}  # of a dataset written by `save_to_disk`
+LIST_FIELDS = ("messages", "tokens", "input_ids")
 TEXT_FIELDS = ("text", "prompt")  # the first that a record has, without --text-field
 ID_FIELDS = ("id", "task_id")
+MASK = "attention_mask"  # beside input_ids: 0 for padding
+ABSENT = object()
 # Text files beside data of another kind that are no data.
 NOTES = ("readme", "license", "licence", "notice", "copying", "citation", "changelog",
          "requirements", "checksums", "md5sums", "sha256sums")  # fmt: skip
@@ -71,26 +84,65 @@ def resolve(data: Mapping[str, Any]) -> DataFiles:
         paths = _dataset_files(path, data.get("split"))
     else:
         suffix = {"jsonl": "*.jsonl", "parquet": "*.parquet", "text": "*.txt"}[kind]
-        paths = find_files(path, (suffix,))
+        located = data_path(path) if kind in SPLIT_KINDS else path
+        paths = find_files(located, (suffix,))
         _check_readable([file.name for file in paths], COMPRESSED)
+        if kind in SPLIT_KINDS:
+            paths = _of_split(path, paths, data.get("split"), folder=bool(list_names(located)))
     return DataFiles(data=data, paths=tuple(paths))
 
 
+def data_path(path: str) -> str:
+    """Where the files are: at the path, or if that is the root of a repository, in its only folder
+    with data."""
+    names = list_names(path)
+    direct = {name for name in names if name.endswith(tuple(DATA_SUFFIXES)) and not _is_note(name)}
+    if not names or direct or MARKERS & names:
+        return path
+    if any(kind.detect(path, names) for kind in other_kinds().values()):
+        return path
+    folders = data_folders(path)
+    if len(folders) > 1:
+        raise BadInput(
+            f"{path} has several folders with data: {', '.join(folders)}; pass the path of one"
+        )
+    return "/".join([path.rstrip("/"), *folders]) if folders else path
+
+
+def _of_split(path: str, paths: list[Path], split: str | None, *, folder: bool) -> list[Path]:
+    """The files of a split, by their names, as the Hugging Face Hub divides them. Those of several
+    splits are not merged, unless a pattern names them."""
+    splits: dict[str, list[Path]] = {}
+    for file in paths:
+        splits.setdefault(split_of(file.name), []).append(file)
+    if split is None and (len(splits) == 1 or not folder):
+        return paths
+    wanted = SPLIT_NAMES.get(split or "", split)
+    if not wanted or wanted not in splits:
+        raise no_split(path, split, sorted(filter(None, splits)))
+    return splits[wanted]
+
+
+def split_of(name: str) -> str:
+    """`test` of `test-00000-of-00002.parquet` and `my_test.parquet`; empty if it names none."""
+    if shard := SHARD_OF_SPLIT.match(name):
+        return SPLIT_NAMES.get(shard[1], shard[1])
+    words = re.split("[^a-z0-9]+", name.lower())
+    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "")
+
+
 def check_split(data: Mapping[str, Any]) -> None:
-    """Raise if a split is chosen of data that has none, all of which would be read; or none of data
-    with several."""
+    """Raise if a split is chosen of data that has none, all of which would be read; or none of a
+    saved dataset with several."""
     split, kind = data.get("split"), data.get("kind")
     if kind == "hf":
         from tpufleet_activations.inputs import tables
 
         tables.check_split(fetch(data["path"], recursive=True), split)
         return
-    if split is None or (kind, split) == ("text", "file"):
+    if split is None or kind in SPLIT_KINDS or (kind, split) == ("text", "file"):
         return
-    raise BadInput(
-        f"--split {split}: {data['path']} is {kind} data; only datasets written by save_to_disk "
-        "have splits, and text data --split file"
-    )
+    raise BadInput(f"--split {split}: {data['path']} is {kind} data, which has no splits")
 
 
 def unused_splits(data: Mapping[str, Any]) -> list[str]:
@@ -190,9 +242,10 @@ def kind_names() -> tuple[str, ...]:
 
 def detect_kind(path: str) -> str:
     """The kind of data at a path, from file names and the first line."""
+    path = data_path(path)
     name = path.rstrip("/").lower()
     entries = set() if name.endswith(SUFFIXES) else list_names(path)
-    if {"state.json", "dataset_dict.json"} & entries:
+    if MARKERS & entries:
         return "hf"
     if not entries:
         entries = {name}
@@ -229,7 +282,7 @@ def _kind_of_files(path: str, names: Set[str]) -> str | None:
     if ".json" in present and not kinds:
         return "jsonl"
     text = [name for name in names if name.endswith(".txt")]
-    if len(kinds) > 1 and text and all(Path(name).stem.lower() in NOTES for name in text):
+    if len(kinds) > 1 and text and all(map(_is_note, text)):
         del kinds[".txt"]
     if len(kinds) > 1:
         *others, last = kinds.values()
@@ -241,14 +294,18 @@ def _kind_of_files(path: str, names: Set[str]) -> str | None:
     return next(iter(kinds.values()), None)
 
 
+def _is_note(name: str) -> bool:
+    return name.endswith(".txt") and Path(name).stem.lower() in NOTES
+
+
 def read_records(path: str) -> Iterator[Mapping[str, Any]]:
     """All records of a JSONL, Parquet or saved dataset, unchanged and in order."""
     kind = detect_kind(path)
     check_choice("data kind", kind, ("jsonl", "parquet", "hf"))
+    paths = list(resolve({"kind": kind, "path": path}).paths)
     if kind == "jsonl":
-        yield from map(json.loads, IndexedLines(find_files(path, ("*.jsonl",))))
+        yield from map(json.loads, IndexedLines(paths))
         return
-    paths = find_files(path, ("*.parquet",)) if kind == "parquet" else _dataset_files(path, None)
     rows = _open_tables(kind, paths)
     for block, count in enumerate(rows.sizes):
         left = count
@@ -298,6 +355,7 @@ class TextSource:
     """Plain text: a sample is a line, or a whole file."""
 
     def __init__(self, paths: Sequence[Path], *, whole: bool, limit: int | None = None):
+        check_encoding(paths)
         self._paths, self._limit = paths, limit
         self._lines = None if whole else IndexedLines(paths)
 
@@ -359,38 +417,58 @@ class TableSource:
 def used_fields(text_field: str | None, id_field: str | None) -> Set[str]:
     """The fields whose values `sample_from_record` uses; of the others it uses the names."""
     texts = (text_field,) if text_field else (*LIST_FIELDS, "tools", *TEXT_FIELDS)
-    return {*texts, *((id_field,) if id_field else ID_FIELDS)}
+    names = {*texts, MASK, *((id_field,) if id_field else ID_FIELDS)}
+    return names | {name.partition(".")[0] for name in names}
+
+
+def field_value(record: Mapping[str, Any], name: str) -> Any:
+    """Of a field, or of one within others: `a.b`. ABSENT if there is none."""
+    if name in record:
+        return record[name]
+    outer, dot, inner = name.partition(".")
+    within = record.get(outer) if dot else None
+    return field_value(within, inner) if isinstance(within, Mapping) else ABSENT
 
 
 def sample_from_record(
     record: Mapping[str, Any], index: int, text_field: str | None, id_field: str | None
 ) -> Sample:
-    id_keys = (id_field,) if id_field else ID_FIELDS
-    found = (record[key] for key in id_keys if record.get(key) is not None)
-    sample_id = str(next(found, index))
+    ids = [field_value(record, name) for name in ((id_field,) if id_field else ID_FIELDS)]
+    known = (value for value in ids if value is not None and value is not ABSENT)
+    sample_id = str(next(known, index))
     present = ", ".join(sorted(map(str, record))) or "none"
-    if id_field and id_field not in record:
-        reason = f"no id field {id_field!r}; fields: {present}"
+
+    def skipped(reason: str) -> Sample:
         return Sample(index=index, id=sample_id, skip_reason=reason)
-    if text_field is None and isinstance(record.get("messages"), list):
-        tools = record["tools"] if isinstance(record.get("tools"), list) else None
-        return Sample(index=index, id=sample_id, messages=record["messages"], tools=tools)
-    if text_field is None and isinstance(record.get("tokens"), list):
-        return Sample(index=index, id=sample_id, tokens=record["tokens"])
+
+    if id_field and ids[0] is ABSENT:
+        return skipped(f"no id field {id_field!r}; fields: {present}")
+    for name in (text_field,) if text_field else LIST_FIELDS:
+        items = field_value(record, name)
+        if not isinstance(items, list):
+            continue
+        if name == "messages" or (text_field and items and isinstance(items[0], Mapping)):
+            tools = record["tools"] if isinstance(record.get("tools"), list) else None
+            return Sample(index=index, id=sample_id, messages=items, tools=tools)
+        mask = field_value(record, name.removesuffix("input_ids") + MASK)
+        if name.endswith("input_ids") and isinstance(mask, list):  # without padding
+            if len(mask) != len(items):
+                return skipped(f"{MASK} has {len(mask)} values, {name} has {len(items)}")
+            items = [token for token, real in zip(items, mask, strict=True) if real]
+        return Sample(index=index, id=sample_id, tokens=items)
     text_key = text_field or next((key for key in TEXT_FIELDS if key in record), "text")
-    text = record.get(text_key)
-    if not isinstance(text, str):
-        wanted = "text"
-        if text_field is None and text_key not in record:
-            wanted = "a list"
-            text_key = next((key for key in LIST_FIELDS if key in record), text_key)
-        reason = f"no text field {text_key!r}; fields: {present}"
-        if text_key in record:
-            value = record[text_key]
-            kind = "null" if value is None else f"of type {type(value).__name__}"
-            reason = f"field {text_key!r} is {kind} instead of {wanted}"
-        return Sample(index=index, id=sample_id, skip_reason=reason)
-    return Sample(index=index, id=sample_id, text=text)
+    text = field_value(record, text_key)
+    if isinstance(text, str):
+        return Sample(index=index, id=sample_id, text=text)
+    wanted = "text"
+    if text_field is None and text is ABSENT:
+        wanted = "a list"
+        text_key = next((key for key in LIST_FIELDS if key in record), text_key)
+        text = record.get(text_key, ABSENT)
+    if text is ABSENT:
+        return skipped(f"no text field {text_key!r}; fields: {present}")
+    kind = "null" if text is None else f"of type {type(text).__name__}"
+    return skipped(f"field {text_key!r} is {kind} instead of {wanted}")
 
 
 def apply_limit(count: int, limit: int | None) -> int:

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from tpufleet.errors import BadInput
-from tpufleet_activations.input_errors import missing, unreadable
+from tpufleet_activations.input_errors import missing, no_split, unreadable
 from tpufleet_activations.inputs.samples import DEFAULT_SPLIT
 
 SALVAGE_ROWS = 16  # rows decoded at a time in a damaged row group
@@ -146,17 +145,12 @@ def check_split(folder: Path, split: str | None) -> None:
     """Raise if it is not clear which of the data a new plan is to use."""
     splits, state = dataset_splits(folder), folder / "state.json"
     if splits and split is None and DEFAULT_SPLIT not in splits and len(splits) > 1:
-        raise _no_split(folder, DEFAULT_SPLIT, splits)
+        raise no_split(folder, DEFAULT_SPLIT, splits)
     if not splits and split is not None and state.exists():
         with _naming(state):
             own = json.loads(state.read_text()).get("_split")
         if split != own:
-            raise _no_split(folder, split, [own] if own else [])
-
-
-def _no_split(folder: Path, split: str, splits: Sequence[str]) -> BadInput:
-    choice = f"choose one with --split: {', '.join(splits)}" if splits else "omit --split"
-    return BadInput(f"{folder} has no split {split!r}; {choice}")
+            raise no_split(folder, split, [own] if own else [])
 
 
 def dataset_files(folder: Path, split: str | None) -> list[Path]:
@@ -164,7 +158,7 @@ def dataset_files(folder: Path, split: str | None) -> list[Path]:
     if splits := dataset_splits(folder):
         wanted = split or (DEFAULT_SPLIT if DEFAULT_SPLIT in splits else splits[0])
         if wanted not in splits:
-            raise _no_split(folder, wanted, splits)
+            raise no_split(folder, wanted, splits)
         folder = folder / wanted
     state = folder / "state.json"
     if not state.exists():

@@ -21,7 +21,7 @@ from tpufleet_activations.formatting import extract_command
 from tpufleet_activations.io import dtypes, scattered_reads, shards, site_statistics, zstd_shards
 from tpufleet_activations.io.aligned_memory import MemoryPool
 from tpufleet_activations.io.site_statistics import SiteStatistics
-from tpufleet_activations.io.storage import DiskMissing, Storage
+from tpufleet_activations.io.storage import DiskMissing, Storage, read_exactly
 
 MAPPED_FROM = 128 << 10  # smaller reads are faster as a copy than as a map
 
@@ -290,7 +290,7 @@ class Dataset:
             return b""
         if not self._local:
             with self._naming_verify():
-                return self.storage.read_range(shard.name, begin, size)
+                return read_exactly(self.storage, shard.name, begin, size)
         if size < MAPPED_FROM:
             opened = self._file(shard.name)  # not closed before it has been read
             data = os.pread(opened.fileno(), size, begin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,10 @@ class GcsBucket(BucketStorage):
 
     def version(self, name: str) -> str:
         return str(self._existing(name).generation)
+
+    def checksum(self, name: str) -> str:
+        crc32c = self._existing(name).crc32c
+        return f"crc32c:{base64.b64decode(crc32c).hex()}" if crc32c else ""
 
     def _existing(self, name: str) -> Any:
         with self._translate_errors(name):

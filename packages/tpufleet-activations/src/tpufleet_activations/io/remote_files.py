@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
 from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io.addresses import open_storage
-from tpufleet_activations.io.storage import Storage
+from tpufleet_activations.io.storage import Storage, read_exactly
 
 PIECE = 32 << 20
 READERS = 8  # pieces downloaded concurrently
-COPY_TRIES = 5  # of an object that is replaced while it is downloaded
+COPY_TRIES = 5  # of an object that is replaced while it is downloaded, or arrives damaged
 MODEL_FILES = [
     "*.json",
     "*.safetensors",
@@ -112,14 +112,19 @@ def dataset_folder(dataset: str) -> Path:
         return local
     if not _may_be_on_hub(dataset):
         raise missing(dataset)
-    folder = _from_hub(dataset, repo_type="dataset", allow_patterns=DATA_FILES)
-    folders = sorted({path.parent for path in folder.rglob("*") if path.suffix in DATA_SUFFIXES})
-    if len(folders) != 1:
-        raise BadInput(
-            f"{dataset} has {len(folders)} folders with data files, expected 1; "
-            "download it and pass the path of one folder"
-        )
-    return folders[0]
+    return _from_hub(dataset, repo_type="dataset", allow_patterns=DATA_FILES)
+
+
+def data_folders(path: str) -> list[str]:
+    """The sub-folders of a folder or bucket prefix that hold data files, as those of a repository
+    of the Hugging Face Hub."""
+    if urlsplit(path).scheme in ("gs", "s3"):
+        names = _file_names(open_storage(path))
+    else:
+        folder = fetch(path)
+        names = [str(file.relative_to(folder)) for file in folder.glob("*/*")]
+    nested = (name.split("/") for name in names if name.endswith(DATA_SUFFIXES))
+    return sorted({parts[0] for parts in nested if len(parts) == 2})
 
 
 def _may_be_on_hub(name: str) -> bool:
@@ -171,7 +176,9 @@ def copy_object(storage: Storage, name: str, target: Path) -> Path:
                 if storage.version(name) == version:
                     raise
                 continue
-            if storage.version(name) != version:
+            expected = storage.checksum(name)
+            checked = file_checksum(expected.partition(":")[0], draft) if expected else ""
+            if storage.version(name) != version or checked != expected:
                 continue
             stamp.unlink(missing_ok=True)
             os.replace(draft, target)
@@ -180,18 +187,31 @@ def copy_object(storage: Storage, name: str, target: Path) -> Path:
         stamp.write_text(f"{size} {version}")
         return target
     raise Conflict(
-        f"{storage.url}/{name} was replaced during each of {COPY_TRIES} downloads; run again when "
-        "it is no longer written"
+        f"{storage.url}/{name} was replaced, or differed from its checksum, in each of "
+        f"{COPY_TRIES} downloads; run again when it is no longer written"
     )
 
 
 def _download(storage: Storage, name: str, size: int, draft: Path) -> None:
     def piece(start: int) -> None:
-        data = storage.read_range(name, start, min(PIECE, size - start))
+        data = read_exactly(storage, name, start, min(PIECE, size - start))
         os.pwrite(file.fileno(), data, start)
 
     with open(draft, "wb") as file, ThreadPoolExecutor(READERS) as readers:
         list(readers.map(piece, range(0, size, PIECE)))
+
+
+def file_checksum(algorithm: str, path: Path) -> str:
+    """In the form of `Storage.checksum`."""
+    checksum: Any = hashlib.md5(usedforsecurity=False)
+    if algorithm == "crc32c":
+        import google_crc32c
+
+        checksum = google_crc32c.Checksum()
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE):
+            checksum.update(piece)
+    return f"{algorithm}:{checksum.digest().hex()}"
 
 
 def _make_folder(folder: Path) -> None:

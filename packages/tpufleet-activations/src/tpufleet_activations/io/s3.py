@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 import uuid
@@ -39,6 +40,7 @@ from tpufleet_activations.io.storage import BucketStorage
 
 # A single request leaves nothing behind when its client dies; S3 takes 5 GB in one.
 LARGEST_PUT = 4 << 30
+MD5 = re.compile("[0-9a-f]{32}")
 CHUNK = 1 << 20  # of a response: at most so much is received twice when a connection breaks
 TRANSFER = TransferConfig(
     multipart_threshold=64 << 20, multipart_chunksize=32 << 20, max_concurrency=8
@@ -223,6 +225,13 @@ class S3Bucket(BucketStorage):
 
     def version(self, name: str) -> str:
         return self._head(name)["ETag"]
+
+    def checksum(self, name: str) -> str:
+        """The ETag of an object that was sent in one piece, unless it is encrypted with a key."""
+        head = self._head(name)
+        keyed = "SSECustomerAlgorithm" in head or "kms" in head.get("ServerSideEncryption", "")
+        etag = head["ETag"].strip('"')
+        return f"md5:{etag}" if MD5.fullmatch(etag) and not keyed else ""
 
     def _head(self, name: str) -> dict[str, Any]:
         with self._translate_errors(name):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
 from tpufleet_activations.io import shards
 from tpufleet_activations.io.shards import PIECE
@@ -69,10 +70,10 @@ class _Stream:
     digests: dict[int, Any] = field(default_factory=dict)  # of each piece
     last: Future[Any] | None = None  # the latest task, whose last piece may be incomplete
 
-    def digest(self, piece: int, kind: str) -> Any:
+    def digest(self, piece: int) -> Any:
         """Used by one thread at a time."""
         if piece not in self.digests:
-            self.digests[piece] = shards.new_digest(kind)
+            self.digests[piece] = blake3()
         return self.digests[piece]
 
 
@@ -193,7 +194,6 @@ class RawShardWriter:
         self._streams = {tensor.name: _Stream(tensor) for tensor in positioned}
         self._size = len(self._header) + sum(tensor.nbytes for tensor in positioned)
         self._tasks: list[Future[Any]] = []
-        self._pieces = shards.default_pieces()
         target.open(self._size)
         target.write([memoryview(self._header)], 0)
 
@@ -227,7 +227,6 @@ class RawShardWriter:
                 )
                 for stream in self._streams.values()
             ),
-            self._pieces,
         )
 
     def abandon(self) -> None:
@@ -246,7 +245,7 @@ class RawShardWriter:
         if previous is not None:
             previous.result()  # submitted earlier, so a thread is already running it
         for first, piece in split_pieces(views, start):
-            digest = stream.digest(first // PIECE, self._pieces)
+            digest = stream.digest(first // PIECE)
             for view in piece:
                 digest.update(view)
         self._target.write(views, stream.tensor.offset + start)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.io import dtypes
 
 FORMAT = "tpufleet-activations-1"
@@ -26,9 +25,6 @@ FORMAT = "tpufleet-activations-1"
 PIECE = 4 << 20
 # Direct writes have to be aligned so: the largest block of disks and the page of most machines.
 DIRECT_BLOCK = 4096
-# Both are cryptographic. BLAKE3 is several times as fast, where its package is installed; files say
-# which one they have, and 0.1.0 knew SHA-256 alone.
-SHA256, BLAKE3 = "sha256", "blake3"
 
 # Names of the tensors of a shard besides those of the sites.
 SAMPLE_INDEX, SAMPLE_ROWS = "sample_index", "sample_rows"
@@ -96,8 +92,7 @@ class ShardFile:
     tensors: Mapping[str, Tensor]
     # In a zstd shard: dtype and shape of each compressed tensor once decompressed.
     uncompressed: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    pieces: str = SHA256  # the digest of pieces
-    # By site, as `SiteStatistics.to_json`; files of 0.1.0 have none.
+    # By site, as `SiteStatistics.to_json`.
     statistics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -106,7 +101,6 @@ class ShardFile:
             "size": self.size,
             "header_size": self.header_size,
             "header_sha256": self.header_sha256,
-            "pieces": self.pieces,
             "unfolded": {
                 name: [dtype, list(shape)] for name, (dtype, shape) in self.uncompressed.items()
             },
@@ -132,8 +126,7 @@ class ShardFile:
             uncompressed={
                 name: (dtype, tuple(shape)) for name, (dtype, shape) in body["unfolded"].items()
             },
-            pieces=body.get("pieces", SHA256),
-            statistics=body.get("statistics", {}),
+            statistics=body["statistics"],
         )
 
 
@@ -196,38 +189,16 @@ def wrong_rows(name: str, expected: int) -> BadInput:
     return BadInput(f"{name}: other than the expected {expected} rows")
 
 
-def default_pieces() -> str:
-    """The fastest digest that is installed."""
-    try:
-        import blake3  # noqa: F401  # an optional dependency
-    except ImportError:
-        return SHA256
-    return BLAKE3
-
-
-def new_digest(pieces: str) -> Any:
-    """The digest of a piece, to be updated."""
-    if pieces == SHA256:
-        return hashlib.sha256()
-    check_choice("digest", pieces, (SHA256, BLAKE3))
-    import blake3
-
-    return blake3.blake3()
-
-
-def describe_file(
-    name: str, size: int, header: bytes, tensors: Iterable[Tensor], pieces: str = SHA256
-) -> ShardFile:
+def describe_file(name: str, size: int, header: bytes, tensors: Iterable[Tensor]) -> ShardFile:
     return ShardFile(
         name=name,
         size=size,
         header_size=len(header),
         header_sha256=hashlib.sha256(header).hexdigest(),
         tensors={tensor.name: tensor for tensor in tensors},
-        pieces=pieces,
     )
 
 
 def with_digest(tensor: Tensor, pieces: Iterable[bytes]) -> Tensor:
-    """The tensor with its digest: SHA-256 of the digests of its pieces, in order."""
+    """The tensor with its digest: SHA-256 of the BLAKE3 digests of its pieces, in order."""
     return replace(tensor, digest=hashlib.sha256(b"".join(pieces)).hexdigest())

@@ -51,6 +51,9 @@ class Storage(ObjectStore, Protocol):
     def version(self, name: str) -> str:
         """Changes whenever the object is written."""
 
+    def checksum(self, name: str) -> str:
+        """Of the object, `crc32c:` or `md5:` and hexadecimal digits; empty if unknown."""
+
     def local_path(self, name: str) -> Path | None:
         """A path that can be memory-mapped, or None."""
 
@@ -58,7 +61,24 @@ class Storage(ObjectStore, Protocol):
         """A local folder for this process's drafts, which is not part of the dataset."""
 
 
+READ_TRIES = 3
 DISK_CHOICES = ("auto", "direct", "buffered")  # auto: direct, where the file system takes it
+
+
+class ShortRead(FleetError, Temporary):
+    """A storage returned fewer bytes than were asked for, each time."""
+
+
+def read_exactly(storage: Storage, name: str, start: int, size: int) -> bytes:
+    """A range of an object that is known to hold it: a server may end a response early."""
+    for _ in range(READ_TRIES):
+        data = storage.read_range(name, start, size)
+        if len(data) == size:
+            return data
+    raise ShortRead(
+        f"{storage.url}/{name}: {len(data):,} of {size:,} bytes from {start:,} on were read, "
+        f"{READ_TRIES} times; run the command again"
+    )
 
 
 class DiskFull(FleetError, Temporary):
@@ -192,6 +212,9 @@ class LocalFolder(FolderStore):
 
     def version(self, name: str) -> str:
         return str(self._existing(name).stat().st_mtime_ns)
+
+    def checksum(self, name: str) -> str:
+        return ""
 
     def local_path(self, name: str) -> Path | None:
         return self._existing(name)

@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 
+from blake3 import blake3
+
 from tpufleet.errors import FleetError, NotFound
 from tpufleet.runtime import index_parts
 from tpufleet.runtime.units import INDEXED_UNITS, Units, record_name
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, shards
-from tpufleet_activations.io.storage import Storage
+from tpufleet_activations.io.storage import Storage, read_exactly
 
 READERS = 8
 READ_BYTES = 8 * shards.PIECE  # in one request
@@ -182,7 +184,7 @@ def _content_problems(storage: Storage, file: shards.ShardFile, deep: bool) -> I
     if size != file.size:
         yield f"{file.name} has {size:,} bytes, expected {file.size:,}"
     elif deep:
-        header = storage.read_range(file.name, 0, file.header_size)
+        header = read_exactly(storage, file.name, 0, file.header_size)
         intact = {"the header": hashlib.sha256(header).hexdigest() == file.header_sha256}
         with ThreadPoolExecutor(READERS) as pool:
             for name, tensor in file.tensors.items():
@@ -235,12 +237,8 @@ def _rehash(
 
     def pieces(start: int) -> bytes:
         size = min(READ_BYTES, tensor.nbytes - start)
-        data = memoryview(storage.read_range(file.name, tensor.offset + start, size))
-        digests = []
-        for at in range(0, len(data), shards.PIECE):
-            digest = shards.new_digest(file.pieces)
-            digest.update(data[at : at + shards.PIECE])
-            digests.append(digest.digest())
-        return b"".join(digests)
+        data = memoryview(read_exactly(storage, file.name, tensor.offset + start, size))
+        starts = range(0, len(data), shards.PIECE)
+        return b"".join(blake3(data[at : at + shards.PIECE]).digest() for at in starts)
 
     return shards.with_digest(tensor, pool.map(pieces, range(0, tensor.nbytes, READ_BYTES)))

@@ -20,6 +20,7 @@ from tpufleet.errors import BadInput
 from tpufleet_activations.daemon_threads import DaemonThreads
 from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io import dtypes, shards
+from tpufleet_activations.io.file_digests import file_digest
 from tpufleet_activations.model import meshes
 from tpufleet_activations.model.architectures import Architecture
 
@@ -81,6 +82,11 @@ class ModelCheckpoint:
         self.root = self._find_root()
 
     def files(self) -> list[Path]:
+        for adapter in sorted(self.folder.glob("adapter_*")):
+            raise BadInput(
+                f"{adapter} belongs to an adapter, which is not applied here; use the merged model "
+                "(`merge_and_unload` of PEFT, then `save_pretrained`), or move the adapter away"
+            )
         index = self.folder / "model.safetensors.index.json"
         if index.exists():
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -121,14 +127,10 @@ class ModelCheckpoint:
         return all(tensor.dtype == "BF16" for _, tensor in self._tensors.values())
 
     def digest(self) -> str:
-        """Identifies the checkpoint: config.json, names, dtypes, shapes, samples of the bytes."""
+        """Of config.json and all bytes of the weights."""
         digest = hashlib.sha256((self.folder / "config.json").read_bytes())
-        for name, (path, tensor) in sorted(self._tensors.items()):
-            digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
-            with open(path, "rb") as file:
-                for offset in range(0, tensor.nbytes, 64 << 20):
-                    file.seek(tensor.offset + offset)
-                    digest.update(file.read(min(64 << 10, tensor.nbytes - offset)))
+        for path in self.files():
+            digest.update(f"{path.name} {file_digest(path)} ".encode())
         return digest.hexdigest()
 
     def _find_root(self) -> str:

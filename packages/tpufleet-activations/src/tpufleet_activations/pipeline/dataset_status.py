@@ -30,6 +30,8 @@ class DatasetMonitor:
         return commits, held, alive
 
     def complete(self) -> bool:
+        """Raises Conflict if what is stored is of another plan."""
+        plans.check_commits(self.plan, self._units.committed())
         return self._units.finished()
 
     def totals(self, commits: dict[int, Commit]) -> dict[str, int]:

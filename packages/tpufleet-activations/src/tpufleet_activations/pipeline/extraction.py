@@ -103,6 +103,7 @@ def run(
         is_gang = settings.scope == "global" and jax.process_count() > 1
         units = _units(storage, plan, settings, 0 if is_gang else runtime.context().process_id)
         committed = units.committed()
+        plans.check_commits(plan, committed)
         units.index_found()
         before = sum(len(plan.sample_range(unit)) for unit in committed)
         meter = Meter(plan, samples_before=before, start=times)
