@@ -9,12 +9,49 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from extract_gpu_files import plain_writing
 from extract_gpu_shape import BATCHES, LENGTH, ROWS, SHAPE, SIDE, WIDTH, emit, paces
 
 LAYERS = {1: [23], 4: [5, 11, 17, 23]}
 LARGEST_DIFFERENCE = 0.01  # of bf16; another sample's activations differ by more than 1
+
+
+def random_parameters(
+    arch: Any,
+    *,
+    depth: int,
+    dtype: Any,
+    mesh: Any,
+    seed: int = 0,
+    final_norm: bool = False,
+) -> dict[str, Any]:
+    """Of the right shapes, created on the devices."""
+    import jax
+    import jax.numpy as jnp
+
+    from tpufleet_activations.model import meshes, weights
+
+    wanted = weights.parameter_shapes(arch, depth, final_norm, grouped=mesh.shape["tensor"] > 1)
+
+    def one(name: str, shape: tuple[int, ...], key: Any) -> Any:
+        kind = weights.parameter_dtype(name, dtype)
+        make = lambda key: (
+            jnp.ones(shape, kind)
+            if "norm" in name
+            else (jax.random.normal(key, shape, jnp.float32) * 0.02).astype(kind)
+        )
+        return jax.jit(make, out_shardings=meshes.parameter_sharding(mesh, name))(key)
+
+    keys = iter(jax.random.split(jax.random.key(seed), len(wanted) + len(wanted["layers"])))
+    params: dict[str, Any] = {
+        name: one(name, shape, next(keys)) for name, shape in wanted.items() if name != "layers"
+    }
+    params["layers"] = {
+        name: one(name, shape, next(keys)) for name, shape in wanted["layers"].items()
+    }
+    return params
 
 
 def build(
@@ -30,7 +67,6 @@ def build(
         engines,
         gated_mlp,
         meshes,
-        weights,
     )
     from tpufleet_activations.model import sites as site_names
 
@@ -38,7 +74,7 @@ def build(
     names = site_names.resolve(sites, arch)
     device = jax.devices()[0]
     mesh = meshes.build_mesh([device], {}, arch)
-    params = weights.random_parameters(
+    params = random_parameters(
         arch,
         depth=site_names.layers_needed(names, arch),
         dtype=jnp.bfloat16,

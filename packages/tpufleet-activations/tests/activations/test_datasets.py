@@ -214,7 +214,7 @@ def test_missing_plans_samples_and_sites_are_reported(folder):
         dataset.read(10, "resid_post.0")
     with pytest.raises(BadInput):
         open_storage("ftp://nowhere")
-    with pytest.raises(BadInput, match="is a file"):
+    with pytest.raises(BadInput, match="a file"):
         open_storage(folder.path / "plan.json")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tpufleet.views.cli.output import print_table
+from tpufleet.views.cli.output import print_json, print_table
 from tpufleet_activations import plans
 from tpufleet_activations.formatting import (
     extract_command,
@@ -40,19 +39,6 @@ WRITE_MODES = {
     "upload": "uploads from memory",
 }
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
-
-
-def print_json(value: Any) -> None:
-    """JSON has no numbers that are not finite; they become null."""
-    click.echo(json.dumps(_finite(value), allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
@@ -138,8 +124,7 @@ def show_resume(ended: str, out: str) -> None:
 
 def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
     if as_json:
-        fields = [{**asdict(stripe), "folder": str(stripe.folder)} for stripe in stripes]
-        print_json(fields)
+        print_json([{**asdict(stripe), "folder": str(stripe.folder)} for stripe in stripes])
         return
     rows = [
         (str(stripe.folder), "missing", "", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -70,7 +71,7 @@ class ChatTemplate:
         )
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = self._today.strftime
-        environment.filters["tojson"] = _tojson
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         try:
             self._template = environment.from_string(text)
         except jinja2.TemplateError as error:
@@ -167,22 +168,6 @@ def _with_reasoning(message: Any) -> Any:
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
 
 
 def _raise_exception(message: str) -> None:

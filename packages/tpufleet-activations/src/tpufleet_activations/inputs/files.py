@@ -47,7 +47,7 @@ def check_encoding(paths: Sequence[Path]) -> None:
         with open(path, "rb") as file:
             start = file.read(4096)
         if b"\0" in start or start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise unreadable(path, "not UTF-8; convert it with `iconv -f UTF-16 -t UTF-8`")
+            raise unreadable(path, "no UTF-8 text; convert it with `iconv -f UTF-16 -t UTF-8`")
 
 
 FileVersions = tuple[tuple[int, ...], ...]

@@ -67,9 +67,9 @@ class Rows(Protocol):
     paths: list[Path]
     sizes: list[int]  # rows of each block
 
-    def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
-        """Rows of a block, in order; fewer if the rest cannot be decoded, for the reason that
-        `damage` returns."""
+    def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any] | str]:
+        """Rows of a block, in order, or why one cannot be read; fewer if the rest cannot be
+        decoded, for the reason that `damage` returns."""
 
     def damage(self, block: int) -> str: ...
 
@@ -163,9 +163,8 @@ def open_files(files: DataFiles) -> SampleSource:
     if kind == "text":
         return TextSource(paths, whole=data.get("split") == "file", limit=limit)
     fields = {name: data.get(name) for name in ("text_field", "id_field")}
-    if kind == "jsonl":
-        return JsonLinesSource(IndexedLines(paths), limit=limit, **fields)
-    return TableSource(_open_tables(kind, paths, used_fields(**fields)), limit=limit, **fields)
+    rows = _open_rows(kind, paths, used_fields(**fields))
+    return RecordSource(rows, limit=limit, **fields)
 
 
 class PlannedSource:
@@ -303,52 +302,36 @@ def read_records(path: str) -> Iterator[Mapping[str, Any]]:
     kind = detect_kind(path)
     check_choice("data kind", kind, ("jsonl", "parquet", "hf"))
     paths = list(resolve({"kind": kind, "path": path}).paths)
-    if kind == "jsonl":
-        yield from map(json.loads, IndexedLines(paths))
-        return
-    rows = _open_tables(kind, paths)
+    rows = _open_rows(kind, paths)
     for block, count in enumerate(rows.sizes):
         left = count
         for record in rows.records(block, 0, count):
+            if isinstance(record, str):
+                raise BadInput(f"{path}: {record}")
             yield record
             left -= 1
         if left:
             raise BadInput(rows.damage(block))
 
 
-class JsonLinesSource:
-    """One JSON object per line: `text`, `messages` (and `tools`) or `tokens`, perhaps an id."""
+class JsonRows:
+    """The lines of JSONL files, as one block of `Rows`: `text`, `messages` (and `tools`) or
+    `tokens`, perhaps an id."""
 
-    def __init__(
-        self,
-        lines: IndexedLines,
-        *,
-        text_field: str | None = None,
-        id_field: str | None = None,
-        limit: int | None = None,
-    ):
-        self._lines, self._fields, self._limit = lines, (text_field, id_field), limit
+    def __init__(self, paths: list[Path]):
+        self.paths, self._lines = paths, IndexedLines(paths)
+        self.sizes = [len(self._lines)]
 
-    def count(self) -> int:
-        return apply_limit(len(self._lines), self._limit)
+    def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any] | str]:
+        for line in self._lines.read(range(start, stop)):
+            try:
+                record = json.loads(line)
+                yield record if isinstance(record, dict) else "not a JSON object on one line"
+            except (ValueError, RecursionError) as error:
+                yield f"not JSON: {error}"
 
-    def read(self, span: range) -> list[Sample]:
-        return [
-            self._sample(index, line)
-            for index, line in zip(span, self._lines.read(span), strict=True)
-        ]
-
-    def digest(self) -> str:
-        return self._lines.digest(*self._fields, self._limit)
-
-    def _sample(self, index: int, line: bytes) -> Sample:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            return Sample(index=index, id=str(index), skip_reason=f"not JSON: {error}")
-        if not isinstance(record, dict):
-            return Sample(index=index, id=str(index), skip_reason="not a JSON object on one line")
-        return sample_from_record(record, index, *self._fields)
+    def damage(self, block: int) -> str:
+        raise AssertionError  # lines are damaged one by one
 
 
 class TextSource:
@@ -375,8 +358,8 @@ class TextSource:
         return content_digest(self._paths, self._lines is None, self._limit)
 
 
-class TableSource:
-    """Rows of Parquet or Arrow files."""
+class RecordSource:
+    """Records of JSONL, Parquet or Arrow files."""
 
     def __init__(
         self,
@@ -401,17 +384,21 @@ class TableSource:
             start = self._starts[block]
             stop = min(span.stop, start + self._rows.sizes[block])
             for record in self._rows.records(block, index - start, stop - start):
-                samples.append(sample_from_record(record, index, *self._fields))
+                samples.append(self._sample(record, index))
                 index += 1
             while index < stop:
-                reason = self._rows.damage(block)
-                samples.append(Sample(index=index, id=str(index), skip_reason=reason))
+                samples.append(self._sample(self._rows.damage(block), index))
                 index += 1
             block += 1
         return samples
 
     def digest(self) -> str:
         return content_digest(self._rows.paths, *self._fields, self._limit)
+
+    def _sample(self, record: Mapping[str, Any] | str, index: int) -> Sample:
+        if isinstance(record, str):
+            return Sample(index=index, id=str(index), skip_reason=record)
+        return sample_from_record(record, index, *self._fields)
 
 
 def used_fields(text_field: str | None, id_field: str | None) -> Set[str]:
@@ -475,8 +462,10 @@ def apply_limit(count: int, limit: int | None) -> int:
     return count if limit is None else min(count, limit)
 
 
-def _open_tables(kind: str, paths: list[Path], columns: Set[str] | None = None) -> Rows:
+def _open_rows(kind: str, paths: list[Path], columns: Set[str] | None = None) -> Rows:
     """`columns` None: all."""
+    if kind == "jsonl":
+        return JsonRows(paths)
     from tpufleet_activations.inputs import tables  # pyarrow is an optional dependency
 
     return (tables.ParquetRows if kind == "parquet" else tables.ArrowRows)(paths, columns)

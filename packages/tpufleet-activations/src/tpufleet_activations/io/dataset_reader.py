@@ -177,7 +177,8 @@ class Dataset:
         """Read consecutive rows, each to its address: `rows` are `scattered_reads.row_vectors`.
         False, and nothing is read, where they are not plain bytes of a local file."""
         shard = self.files(unit)[file]
-        if self.plan.dtype == "int8" or not self._is_plain(shard, site):
+        plain = self._local and site not in shard.uncompressed and scattered_reads.AVAILABLE
+        if self.plan.dtype == "int8" or not plain:
             return False
         tensor, opened = shard.tensors[site], self._file(shard.name)
         row_bytes = tensor.row_bytes
@@ -185,23 +186,6 @@ class Dataset:
         if not scattered_reads.read_rows(opened.fileno(), offset, row_bytes, rows):
             raise self._truncated(shard)
         return True
-
-    def read_labels_to(
-        self, unit: int, file: int, start: int, name: str, target: np.ndarray
-    ) -> None:
-        """Read consecutive rows of `shards.TOKENS` or `shards.POSITIONS`."""
-        shard = self.files(unit)[file]
-        if not self._is_plain(shard, name):
-            target[:] = self._raw(shard, name, start, start + len(target))
-            return
-        opened = self._file(shard.name)
-        offset = shard.tensors[name].offset + start * target.itemsize
-        if os.preadv(opened.fileno(), [target.data], offset) < target.nbytes:
-            raise self._truncated(shard)
-
-    def _is_plain(self, shard: shards.ShardFile, name: str) -> bool:
-        """Whether the tensor is plain bytes of a local file."""
-        return self._local and name not in shard.uncompressed and scattered_reads.AVAILABLE
 
     @property
     def row_dtype(self) -> np.dtype:
@@ -212,7 +196,7 @@ class Dataset:
             else dtypes.stored_dtype(self.plan.dtype)
         )
 
-    def row_labels(self, unit: int, file: int, name: str, start: int, stop: int) -> np.ndarray:
+    def row_labels(self, unit: int, file: int, start: int, stop: int, name: str) -> np.ndarray:
         """Of `shards.TOKENS` or `shards.POSITIONS`."""
         return self._raw(self.files(unit)[file], name, start, stop)
 

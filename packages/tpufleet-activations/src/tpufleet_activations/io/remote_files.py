@@ -122,7 +122,7 @@ def data_folders(path: str) -> list[str]:
         names = _file_names(open_storage(path))
     else:
         folder = fetch(path)
-        names = [str(file.relative_to(folder)) for file in folder.glob("*/*")]
+        names = [str(file.relative_to(folder)) for file in folder.glob("[!.]*/[!.]*")]
     nested = (name.split("/") for name in names if name.endswith(DATA_SUFFIXES))
     return sorted({parts[0] for parts in nested if len(parts) == 2})
 

@@ -236,8 +236,8 @@ class _Reading:
                     self._place(site, values, self._places[self._round.before :][span])
             if self._reader.labelled:
                 dataset = self._reader.dataset
-                dataset.read_labels_to(*block[:3], shards.TOKENS, self._tokens[span])
-                dataset.read_labels_to(*block[:3], shards.POSITIONS, self._positions[span])
+                self._tokens[span] = dataset.row_labels(*block, shards.TOKENS)
+                self._positions[span] = dataset.row_labels(*block, shards.POSITIONS)
                 self._samples[span] = dataset.row_samples(*block)
             at += block.height
 

@@ -45,6 +45,7 @@ class Architecture:
     window: int | None = None
     windowed: tuple[bool, ...] = ()  # layers with sliding-window attention
     rope: tuple[Rope, ...] = ()  # for each layer
+    max_positions: int | None = None  # tokens that it was made for; None: unknown
 
     @property
     def queries_per_kv_head(self) -> int:
@@ -74,22 +75,6 @@ def from_folder(folder: Path) -> Architecture:
         raise BadInput(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise unreadable(path, error) from error
-
-
-def max_positions(folder: Path) -> int | None:
-    """How many tokens the model was made for; None if its config.json does not say."""
-    config = json.loads((folder / "config.json").read_text())
-    family = config.get("model_type")
-    if family in NESTED:
-        family, config = NESTED[family], config.get("text_config") or {}
-    config = {**DEFAULTS.get(family, {}), **config, "model_type": family}
-    limit = config.get("max_position_embeddings")
-    rope = _rope_config(config, local=False)
-    if limit is None or (rope.get("rope_type") or rope.get("type")) != "yarn":
-        return limit
-    # YaRN is switched on without a change of max_position_embeddings.
-    original = rope.get("original_max_position_embeddings") or limit
-    return max(limit, int(original * rope["factor"]))
 
 
 def from_config(text: str | bytes) -> Architecture:
@@ -143,7 +128,16 @@ def from_config(text: str | bytes) -> Architecture:
         window=window if any(windowed) else None,
         windowed=windowed,
         rope=tuple(parse_rope(_rope_config(config, one), head_dim, config) for one in local),
+        max_positions=_max_positions(config),
     )
+
+
+def _max_positions(config: Mapping[str, Any]) -> int | None:
+    limit, rope = config.get("max_position_embeddings"), _rope_config(config, local=False)
+    if limit is None or (rope.get("rope_type") or rope.get("type")) != "yarn":
+        return limit
+    # YaRN is switched on without a change of max_position_embeddings.
+    return max(limit, int((rope.get("original_max_position_embeddings") or limit) * rope["factor"]))
 
 
 def _activation(config: Mapping[str, Any], family: str) -> str:

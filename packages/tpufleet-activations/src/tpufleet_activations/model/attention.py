@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.model import meshes, varlen_attention
 
 log = logging.getLogger(__name__)
@@ -194,10 +193,6 @@ def example_gap(how: Attention, head_dim: int, dtype: Any, *, packed: bool) -> f
     return float(np.linalg.norm(tried - plain) / np.linalg.norm(plain))
 
 
-def check_kernel(kernel: str) -> None:
-    check_choice("attention kernel", kernel, KERNELS)
-
-
 def _plain(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:
     batch, length, heads, dim = query.shape
     kv_heads = key.shape[2]
@@ -235,17 +230,10 @@ def _stepped(how: Attention, query: Any, key: Any, value: Any, segments: Any) ->
         together = max(size for size in range(1, max(fitting, 1) + 1) if batch % size == 0)
         return jax.lax.map(lambda parts: row(*parts), parts, batch_size=together)
 
-    if how.mesh is None or how.mesh.size == 1:
-        return own_rows(query, key, value, segments)
     heads = PartitionSpec(meshes.BATCH_AXES, None, "tensor", None)
     marks = None if segments is None else PartitionSpec(meshes.BATCH_AXES, None)
-    return jax.shard_map(
-        own_rows,
-        mesh=how.mesh,
-        in_specs=(heads, heads, heads, marks),
-        out_specs=heads,
-        check_vma=False,
-    )(query, key, value, segments)
+    specs = (heads, heads, heads, marks)
+    return meshes.run_sharded(own_rows, how.mesh, specs, heads)(query, key, value, segments)
 
 
 def _row(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:
@@ -341,16 +329,7 @@ def _splash(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> 
             mixed = jax.vmap(kernel)(*arguments, pairs)
         return jnp.swapaxes(mixed, 1, 2).astype(query.dtype)
 
-    if how.mesh is None or how.mesh.size == 1:
-        return attend(query, key, value, segments)
-    rows = PartitionSpec(("data", "fsdp"), None, "tensor", None)
-    marks = PartitionSpec(("data", "fsdp"), None)
-    if segments is None:
-        segments = jnp.zeros(query.shape[:2], np.int32)
-    return jax.shard_map(
-        attend,
-        mesh=how.mesh,
-        in_specs=(rows, rows, rows, marks),
-        out_specs=rows,
-        check_vma=False,
-    )(query, key, value, segments)
+    rows = PartitionSpec(meshes.BATCH_AXES, None, "tensor", None)
+    marks = None if segments is None else PartitionSpec(meshes.BATCH_AXES, None)
+    specs = (rows, rows, rows, marks)
+    return meshes.run_sharded(attend, how.mesh, specs, rows)(query, key, value, segments)

@@ -71,16 +71,9 @@ def gate_and_up(
     batch, length, width = x.shape
     if kernel == "hopper" and supports_shape(batch * length, width, w_gate_up.shape[-1], mesh):
         run = functools.partial(_hopper, activation=activation)
-        if mesh is None or mesh.size == 1:
-            return run(x, w_gate_up, layer)
         rows = PartitionSpec(meshes.BATCH_AXES, None, None)
-        return jax.shard_map(
-            run,
-            mesh=mesh,
-            in_specs=(rows, PartitionSpec(), PartitionSpec()),
-            out_specs=rows,
-            check_vma=False,
-        )(x, w_gate_up, layer)
+        specs = (rows, PartitionSpec(), PartitionSpec())
+        return meshes.run_sharded(run, mesh, specs, rows)(x, w_gate_up, layer)
     weight = lax.dynamic_index_in_dim(w_gate_up, layer, keepdims=False)
     pair = biased_product("bsd,dcf->bscf", x, weight, bias)
     gate, up = pair[:, :, 0], pair[:, :, 1]

@@ -58,6 +58,13 @@ def build_mesh(devices: Sequence[Any], sizes: dict[str, int], arch: Architecture
     return Mesh(np.array(devices).reshape(data, fsdp, tensor), AXES)
 
 
+def run_sharded(run: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Any:
+    """A function that each device runs on its own shards."""
+    if mesh is None or mesh.size == 1:
+        return run
+    return jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
 def batch_shards(mesh: Mesh) -> int:
     """The number of shards of a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]

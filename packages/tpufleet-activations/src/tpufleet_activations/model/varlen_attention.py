@@ -67,13 +67,10 @@ def varlen_attention(
     """q [batch, length, heads, head_dim], k and v with kv_heads; `q_starts` of `block_starts`.
     Interpreted, and slow, where there is no GPU."""
     run = functools.partial(_forward, sm_scale=sm_scale, window=window, softcap=softcap)
-    if mesh is None or mesh.size == 1:
-        return run(q, k, v, positions, q_starts)
     heads = PartitionSpec(meshes.BATCH_AXES, None, "tensor", None)
     rows = PartitionSpec(meshes.BATCH_AXES, None)
-    return jax.shard_map(
-        run, mesh=mesh, in_specs=(heads, heads, heads, rows, rows), out_specs=heads, check_vma=False
-    )(q, k, v, positions, q_starts)
+    specs = (heads, heads, heads, rows, rows)
+    return meshes.run_sharded(run, mesh, specs, heads)(q, k, v, positions, q_starts)
 
 
 def _forward(

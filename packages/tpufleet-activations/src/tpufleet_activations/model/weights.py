@@ -358,34 +358,3 @@ def parameter_shapes(
     layers = {name: (depth, *rule(ShapeRecorder(), 0).shape) for name, rule in rules.items()}
     known = {"embed": (arch.vocabulary, arch.hidden), "layers": layers}
     return {**known, "final_norm": (arch.hidden,)} if final_norm else known
-
-
-def random_parameters(
-    arch: Architecture,
-    *,
-    depth: int,
-    dtype: Any,
-    mesh: Mesh,
-    seed: int = 0,
-    final_norm: bool = False,
-) -> dict[str, Any]:
-    """Random parameters of the right shapes, created on the devices: for benchmarks."""
-    wanted = parameter_shapes(arch, depth, final_norm, grouped=mesh.shape["tensor"] > 1)
-
-    def one(name: str, shape: tuple[int, ...], key: Any) -> jax.Array:
-        kind = parameter_dtype(name, dtype)
-        make = lambda key: (
-            jnp.ones(shape, kind)
-            if "norm" in name
-            else (jax.random.normal(key, shape, jnp.float32) * 0.02).astype(kind)
-        )
-        return jax.jit(make, out_shardings=meshes.parameter_sharding(mesh, name))(key)
-
-    keys = iter(jax.random.split(jax.random.key(seed), len(wanted) + len(wanted["layers"])))
-    params: dict[str, Any] = {
-        name: one(name, shape, next(keys)) for name, shape in wanted.items() if name != "layers"
-    }
-    params["layers"] = {
-        name: one(name, shape, next(keys)) for name, shape in wanted["layers"].items()
-    }
-    return params

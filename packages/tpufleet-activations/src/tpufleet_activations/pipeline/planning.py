@@ -15,7 +15,7 @@ from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs import contexts, sources, tokenization
 from tpufleet_activations.inputs.samples import SampleSource, TokenizedSample
 from tpufleet_activations.io import dtypes
-from tpufleet_activations.model import architectures, sites, weights
+from tpufleet_activations.model import sites, weights
 from tpufleet_activations.pipeline import batches, locations
 
 SHARD_BYTES = 1 << 30
@@ -164,7 +164,7 @@ def make_plan(
         stored_tokens=round(measured.stored * scale),
         default_batch=default_batch,
         longest=max(lengths, default=0),
-        model_limit=architectures.max_positions(resolved.model),
+        model_limit=arch.max_positions,
         units=-(-count // unit_samples),
         operations=scale * sum(arch.flops(length, depth) for length in lengths),
     )
