@@ -16,8 +16,9 @@ NAME = "tpufleet_activations"
 # Of the core. Whatever runs on a worker works without a server.
 CORE = ("tpufleet.runtime", "tpufleet.errors", "tpufleet.backoff", "tpufleet.clocks")
 ENTRY_POINTS = ("tpufleet.views.cli.entry_points", "tpufleet.views.cli.registry")
-# Besides, for prices, and to run workers as jobs.
+# Besides, for tables and JSON, for prices, and to run workers as jobs.
 MORE = {
+    "cli/output.py": ("tpufleet.views.cli.output",),
     "cli/plan.py": ("tpufleet.model", "tpufleet.views.cli"),
     "cli/deploy.py": ("tpufleet.model", "tpufleet.client", "tpufleet.views"),
 }

@@ -25,7 +25,6 @@ from tpufleet_firestore.bridge.bridge import Bridge
 from tpufleet_firestore.bridge.collection import DocumentChange, translate_errors
 from tpufleet_firestore.bridge.document_state import DocumentDriver, HeldDocument
 from tpufleet_firestore.bridge.documents import Document, DocumentClaim
-from tpufleet_firestore.bridge.metrics import exposition
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -155,7 +154,7 @@ def test_metrics_count_documents_claims_outcomes_and_errors(fleet):
         notify([DocumentChange(id=name, document=pending(name)) for name in ("d1", "d2")])
 
         def values() -> dict[str, str]:
-            lines = exposition(bridge.metrics()).splitlines()
+            lines = bridge.metrics().splitlines()
             return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
         wait_until(lambda: int(values()["tpufleet_bridge_ended_total"]) >= 2, 60, values)

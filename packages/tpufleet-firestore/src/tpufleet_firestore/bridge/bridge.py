@@ -28,7 +28,7 @@ from tpufleet_firestore.bridge.cleanup import ResultCleanup
 from tpufleet_firestore.bridge.collection import DocumentChange, JobCollection
 from tpufleet_firestore.bridge.document_state import DocumentDriver, HeldDocument
 from tpufleet_firestore.bridge.documents import Document, DocumentStatus
-from tpufleet_firestore.bridge.metrics import BridgeMetrics
+from tpufleet_firestore.bridge.metrics import exposition
 
 if TYPE_CHECKING:
     from google.cloud.firestore_v1.watch import Watch
@@ -100,19 +100,19 @@ class Bridge:
             return "not listening to the collection"
         return self._background.heartbeat_problem()
 
-    def metrics(self) -> BridgeMetrics:
+    def metrics(self) -> str:
         """From any thread."""
-        documents = list(self._documents.values())
-        return BridgeMetrics(
-            documents=Counter(str(document.status) for document in documents),
-            claimed=len(self._held),
-            retrying=len(self._backoffs),
-            loop_age_seconds=time.monotonic() - self._last_iteration,
-            ready=not self.unready_reason(),
-            claims=self._claims,
-            ended=self._ended,
-            errors=self._errors,
-        )
+        values = {
+            "claimed_documents": len(self._held),
+            "retrying_documents": len(self._backoffs),
+            "loop_age_seconds": time.monotonic() - self._last_iteration,
+            "ready": not self.unready_reason(),
+            "claims_total": self._claims,
+            "ended_total": self._ended,
+            "errors_total": self._errors,
+        }
+        statuses = Counter(str(document.status) for document in list(self._documents.values()))
+        return exposition(statuses, values)
 
     def stop(self) -> None:
         """From any thread or a signal handler. Claims are left for other bridges to take over."""

@@ -3,47 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+_METRICS = {
+    "claimed_documents": ("gauge", "Documents that this bridge runs."),
+    "retrying_documents": ("gauge", "Documents that wait after an error."),
+    "loop_age_seconds": ("gauge", "Time since the main loop ran."),
+    "ready": ("gauge", "1 while the bridge does its work."),
+    "claims_total": ("counter", "Documents claimed."),
+    "ended_total": ("counter", "Documents whose outcome was written."),
+    "errors_total": ("counter", "Failed steps of documents, retried."),
+}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BridgeMetrics:
-    """State of a bridge at one moment, and counters since it started."""
+def exposition(documents: Mapping[str, int], values: Mapping[str, float]) -> str:
+    """`documents` are the live ones by status, `values` those of the other metrics.
 
-    documents: Mapping[str, int] = field(default_factory=dict)  # live ones, by status
-    claimed: int = 0  # documents that this bridge runs
-    retrying: int = 0  # documents that wait after an error
-    loop_age_seconds: float = 0.0
-    ready: bool = False
-    claims: int = 0
-    ended: int = 0
-    errors: int = 0
-
-
-def exposition(metrics: BridgeMetrics) -> str:
-    """https://prometheus.io/docs/instrumenting/exposition_formats/ (text-based format)."""
-    documents = [
-        f'tpufleet_bridge_documents{{status="{status}"}} {count}'
-        for status, count in sorted(metrics.documents.items())
-    ]
-    single = [
-        ("claimed_documents", "gauge", "Documents that this bridge runs.", metrics.claimed),
-        ("retrying_documents", "gauge", "Documents that wait after an error.", metrics.retrying),
-        ("loop_age_seconds", "gauge", "Time since the main loop ran.", metrics.loop_age_seconds),
-        ("ready", "gauge", "1 while the bridge does its work.", int(metrics.ready)),
-        ("claims_total", "counter", "Documents claimed.", metrics.claims),
-        ("ended_total", "counter", "Documents whose outcome was written.", metrics.ended),
-        ("errors_total", "counter", "Failed steps of documents, retried.", metrics.errors),
-    ]
+    https://prometheus.io/docs/instrumenting/exposition_formats/ (text-based format)."""
     lines = [
         "# HELP tpufleet_bridge_documents Live documents of the collection, by status.",
         "# TYPE tpufleet_bridge_documents gauge",
-        *documents,
     ]
-    for name, kind, description, value in single:
+    for status, count in sorted(documents.items()):
+        lines.append(f'tpufleet_bridge_documents{{status="{status}"}} {count}')
+    for name, (kind, description) in _METRICS.items():
         lines += [
             f"# HELP tpufleet_bridge_{name} {description}",
             f"# TYPE tpufleet_bridge_{name} {kind}",
-            f"tpufleet_bridge_{name} {value:g}",
+            f"tpufleet_bridge_{name} {values[name]:g}",
         ]
     return "\n".join(lines) + "\n"

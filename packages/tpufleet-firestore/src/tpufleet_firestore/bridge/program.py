@@ -28,7 +28,6 @@ from tpufleet_firestore.bridge.collection import JobCollection
 from tpufleet_firestore.bridge.document_state import DocumentDriver
 from tpufleet_firestore.bridge.documents import CodeRequest
 from tpufleet_firestore.bridge.jobs import FleetJobs, JobTemplate, LinkSettings
-from tpufleet_firestore.bridge.metrics import exposition
 
 log = logging.getLogger("tpufleet.bridge")
 
@@ -92,7 +91,7 @@ def serve_probes(bridge: Bridge, address: str) -> ProbeServer:
     pages = {
         "/healthz": page(bridge.stuck_reason, 500),
         "/readyz": page(bridge.unready_reason, 503),
-        "/metrics": lambda: (200, exposition(bridge.metrics())),
+        "/metrics": lambda: (200, bridge.metrics()),
     }
     return ProbeServer(address, pages).start()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.errors import BadInput, Conflict
 from tpufleet.views import text
 from tpufleet.views.cli import output
 from tpufleet_activations import plans
@@ -146,8 +146,4 @@ def prepare_dataset(
 
 
 def _has_plan(storage: Storage) -> bool:
-    try:
-        plans.load(storage)
-    except NotFound:
-        return False
-    return True
+    return plans.PLAN_FILE in storage.names(plans.PLAN_FILE)

@@ -26,7 +26,7 @@ from tpufleet_activations.io.storage import Storage, translate_disk_errors
 from tpufleet_activations.model import sites
 from tpufleet_migration.activations import pickle_shards
 
-SHARD = re.compile(r"shard_(\d+)\.pkl(\.gz)?$")
+SHARD = re.compile(r"shard_\d+\.pkl(\.gz)?$")
 FILE_PATTERNS = ("*shard_*.pkl", "*shard_*.pkl.gz", "*checkpoint_*.json")
 MIN_UNIT_SAMPLES = 16
 DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -83,7 +83,7 @@ def scan_shards(source: str) -> LegacyShards:
     folder = remote_files.fetch(source, recursive=True, patterns=FILE_PATTERNS)
     paths = sorted(
         (path for path in folder.rglob("shard_*") if SHARD.search(path.name)),
-        key=lambda path: (_natural_key(str(path.parent)), _shard_number(path)),
+        key=lambda path: _natural_key(str(path)),
     )
     if not paths:
         raise NotFound(f"no shard_NNNN.pkl.gz files in {source}")
@@ -215,12 +215,6 @@ def _checkpoints(folder: Path) -> list[Mapping[str, Any]]:
         if isinstance(body, dict):
             checkpoints.append(body)
     return checkpoints
-
-
-def _shard_number(path: Path) -> int:
-    match = SHARD.search(path.name)
-    assert match is not None  # selected by this pattern
-    return int(match[1])
 
 
 def _natural_key(text: str) -> list[tuple[int, str]]:
