@@ -18,7 +18,7 @@ CORE = ("tpufleet.runtime", "tpufleet.errors", "tpufleet.backoff", "tpufleet.clo
 ENTRY_POINTS = ("tpufleet.views.cli.entry_points", "tpufleet.views.cli.registry")
 # Besides, for tables and JSON, for prices, and to run workers as jobs.
 MORE = {
-    "cli/output.py": ("tpufleet.views.cli.output",),
+    "cli/output.py": ("tpufleet.views.cli",),
     "cli/plan.py": ("tpufleet.model", "tpufleet.views.cli"),
     "cli/deploy.py": ("tpufleet.model", "tpufleet.client", "tpufleet.views"),
 }

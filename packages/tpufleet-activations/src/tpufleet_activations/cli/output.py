@@ -11,8 +11,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from tpufleet.views.cli.output import print_json, print_table
 from tpufleet_activations import plans
 from tpufleet_activations.formatting import (
     extract_command,
@@ -39,6 +39,17 @@ WRITE_MODES = {
     "upload": "uploads from memory",
 }
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
+
+
+def print_json(value: Any) -> None:
+    """Numbers that are not finite, which JSON lacks, become null."""
+    click.echo(msgspec.json.encode(value).decode())
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from tpufleet.views.cli import output  # a worker need not wait for this import
+
+    output.print_table(titles, rows, "")
 
 
 def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
@@ -137,7 +148,7 @@ def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
         )
         for stripe in stripes
     ]
-    print_table(("FOLDER", "SHARDS", "STORED", "FREE"), rows, "")
+    print_table(("FOLDER", "SHARDS", "STORED", "FREE"), rows)
 
 
 def show_start(plan: plans.ExtractionPlan, model: str) -> None:
@@ -285,7 +296,7 @@ def show_status(rows: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None
         for name in ("samples", "shards", "bytes", "healthy", "working", "lost")
     }
     cells = (f"{totals['samples']:,}", f"{totals['shards']:,}", format_bytes(totals["bytes"]))
-    print_table(HEADINGS, [*table, ("TOTALS", "", *cells)], "")
+    print_table(HEADINGS, [*table, ("TOTALS", "", *cells)])
     for out, status in rows.items():
         for reason in status["damaged"]:
             click.echo(f"{reason}; run `tpu extract repair {out}`")
@@ -338,7 +349,7 @@ def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
         numbers = (f"{value.mean:+.4g}", f"{value.norm:.4g}", f"{value.max:.4g}")
         shown = numbers if value.finite_rows else ("-", "-", "-")
         table.append((site, f"{value.rows:,}", *shown, f"{value.nonfinite:,}"))
-    print_table(("SITE", "ROWS", "MEAN", "NORM", "MAX", "NON-FINITE"), table, "")
+    print_table(("SITE", "ROWS", "MEAN", "NORM", "MAX", "NON-FINITE"), table)
     if not dataset.complete:
         click.echo(f"{len(dataset.commits):,} of {dataset.plan.units:,} units", err=True)
     if any(value.nonfinite for value in found.values()):
