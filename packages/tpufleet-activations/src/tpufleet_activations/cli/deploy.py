@@ -18,9 +18,8 @@ from tpufleet.model.tpu import topology
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.jobs.submit import DETACHED
-from tpufleet.views.cli.output import json_option
 from tpufleet_activations import fleet, plans
-from tpufleet_activations.cli.parameter_types import SECONDS, watch_option
+from tpufleet_activations.cli.parameter_types import SECONDS, json_option, watch_option
 from tpufleet_activations.formatting import example_epilog, extract_command, format_health
 from tpufleet_activations.io.addresses import open_storage
 

@@ -15,10 +15,10 @@ import click
 from tpufleet.errors import BadInput, FleetError, install_command
 from tpufleet.runtime.units import DamagedRecord
 from tpufleet.views.cli.entry_points import registered
-from tpufleet.views.cli.output import example
 from tpufleet.views.cli.registry import LazyCommand, LazyGroup
 from tpufleet_activations.cli.interrupts import delivered_interrupts
 from tpufleet_activations.cli.option_plugins import normalize_option
+from tpufleet_activations.formatting import example_epilog
 
 INTERRUPTED = 130  # exit status after SIGINT, by shell convention
 CLI = "tpufleet_activations.cli"
@@ -105,6 +105,6 @@ extract = ExtractGroup(
         }
     },
     help="Extract activations of a language model, each sample exactly once.",
-    epilog=example("tpu extract plan acts --model ./gpt2 --data prompts.jsonl"),
+    epilog=example_epilog("tpu extract plan acts --model ./gpt2 --data prompts.jsonl"),
     context_settings={"token_normalize_func": normalize_option},
 )
