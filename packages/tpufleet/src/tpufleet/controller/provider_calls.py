@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -41,15 +41,6 @@ class CallResult:
     slices: tuple[SliceId, ...] = ()
     listing: Sequence[CloudSlice] = ()
     error: FleetError | None = None
-
-
-class InlineExecutor(Executor):
-    """Runs each call immediately in the caller's thread: for tests and simulations."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future: Future[object] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
 
 
 def thread_executor(workers: int = 64) -> ThreadPoolExecutor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -213,3 +214,12 @@ class FakeProvider:
             and fake_slice.order.zone == order.zone
             and fake_slice.order.accelerator == order.accelerator
         )
+
+
+class InlineExecutor(Executor):
+    """Runs each call immediately in the caller's thread: for tests and simulations."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future: Future[object] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
