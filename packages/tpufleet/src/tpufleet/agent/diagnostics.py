@@ -10,10 +10,10 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from tpufleet.agent.workload import containment
@@ -29,8 +29,7 @@ DISK_WARNING, DISK_FAILED = 0.10, 0.02
 MEMORY_WARNING = 0.05
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InspectedHost:
+class InspectedHost(msgspec.Struct, frozen=True, kw_only=True):
     """The host to diagnose; tests pass another root."""
 
     root: Path = Path("/")
@@ -51,8 +50,7 @@ class InspectedHost:
         return sorted([*dev.glob("accel[0-9]*"), *dev.glob("vfio/[0-9]*")])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChipUse:
+class ChipUse(msgspec.Struct, frozen=True, kw_only=True):
     holders: Mapping[int, str]  # name of each process that has a chip open, by process id
     unseen: int  # processes of other users, whose open files this user may not list
 

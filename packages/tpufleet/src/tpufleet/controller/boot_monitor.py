@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import msgspec
 
 from tpufleet.controller import server_contact
 from tpufleet.controller.placement_inputs import ControllerSettings
@@ -18,8 +19,7 @@ from tpufleet.policy.events import slice_event
 from tpufleet.policy.recovery import liveness
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FutileJob:
+class FutileJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job whose slices were paid for and never connected, too often."""
 
     job_id: JobId

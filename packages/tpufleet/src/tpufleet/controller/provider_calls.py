@@ -8,9 +8,10 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+
+import msgspec
 
 from tpufleet.backoff import BackoffPolicy
 from tpufleet.clocks import Clock
@@ -31,8 +32,7 @@ class CallKind(StrEnum):
     FAULT = "fault"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallResult:
+class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of a provider call."""
 
     call: CallKind

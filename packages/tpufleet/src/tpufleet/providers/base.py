@@ -6,10 +6,11 @@ Every call returns at once. Requests and releases are idempotent; listing change
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 from tpufleet.errors import BadRequest
 from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
@@ -18,8 +19,7 @@ from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.job.pod_settings import PodSettings
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Slices requested together, all or nothing, under names chosen by the caller."""
 
     id: str
@@ -36,8 +36,8 @@ class Order:
     priority: int = 0  # the job's, for providers with their own queue
     grace: timedelta = timedelta(seconds=30)  # the job's, between SIGTERM and SIGKILL
     mounts: tuple[str, ...] = ()  # folders of the job's buckets
-    labels: dict[str, str] = field(default_factory=dict)  # copied where the provider has labels
-    pod: PodSettings = field(default_factory=PodSettings)  # the job's, on Kubernetes
+    labels: dict[str, str] = {}  # copied where the provider has labels
+    pod: PodSettings = msgspec.field(default_factory=PodSettings)  # the job's, on Kubernetes
     node: str = ""  # adopt this node, which a person made, as the only slice; create nothing
 
 

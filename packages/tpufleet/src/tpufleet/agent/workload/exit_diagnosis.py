@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+
+import msgspec
 
 from tpufleet.model.fleet.hosts import Exit
 from tpufleet.model.job import failure_signatures
@@ -16,8 +17,7 @@ AGENT_LINE_PREFIX = "[tpufleet] "  # of lines in the log that the agent wrote it
 _SHELL_STATUS_KILLED = 128 + signal.SIGKILL
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessExit:
+class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
     """How the first process of a step exited."""
 
     at: datetime

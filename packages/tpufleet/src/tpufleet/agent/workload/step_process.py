@@ -8,11 +8,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
+
+import msgspec
 
 from tpufleet.agent import threads
 from tpufleet.agent.workload import exit_diagnosis, processes
@@ -23,8 +24,7 @@ from tpufleet.clocks import Clock
 from tpufleet.linux.launcher_environment import launcher_environment
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepProgram:
+class StepProgram(msgspec.Struct, frozen=True, kw_only=True):
     argv: Sequence[str]
     env: Mapping[str, str]  # of `argv` alone: a program that starts it sees nothing of it
     input: bytes = b""

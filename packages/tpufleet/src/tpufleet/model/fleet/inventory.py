@@ -5,9 +5,10 @@ State, owner and job are observed. People edit only alias, note and belongs-to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+import msgspec
 
 from tpufleet.model.job.jobs import Capacity, JobId
 
@@ -25,8 +26,7 @@ class InventoryState(StrEnum):
     AVAILABLE = "not created"  # room in a pool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InventoryNote:
+class InventoryNote(msgspec.Struct, frozen=True, kw_only=True):
     """What people wrote about a slice or a pool."""
 
     id: str
@@ -37,8 +37,7 @@ class InventoryNote:
     changed_at: datetime | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InventoryChange:
+class InventoryChange(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that are missing stay as they are; empty text removes one."""
 
     alias: str | None = None
@@ -46,8 +45,7 @@ class InventoryChange:
     belongs_to: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InventoryRow:
+class InventoryRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str  # of a slice; of room in a pool, the pool
     alias: str
     accelerator: str
@@ -69,14 +67,12 @@ class InventoryRow:
     node: str = ""  # adopted: the name of the node that a person made
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChipCount:
+class ChipCount(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str
     zone: str
     chips: int  # of slices that are there or being created
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inventory:
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[InventoryRow, ...]
     chips: tuple[ChipCount, ...]

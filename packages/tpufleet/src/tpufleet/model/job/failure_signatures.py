@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from tpufleet.model.job.end_reasons import EndReason
 
 # Some launchers prefix each line with the rank.
@@ -166,8 +168,7 @@ BENIGN: tuple[re.Pattern[str], ...] = tuple(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The reason that the last log lines point to, with the line."""
 
     reason: EndReason

@@ -12,6 +12,8 @@ from datetime import tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
+
 from tpufleet.errors import BadInput
 
 SettingValue = bool | int | str
@@ -75,15 +77,14 @@ class Preferences:
         return {name: path for name, path in merged.items() if path}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreferenceChanges:
+class PreferenceChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Entries to set; None removes one."""
 
-    settings: dict[str, SettingValue | None] = field(default_factory=dict)
-    config_aliases: dict[str, str | None] = field(default_factory=dict)
-    tpu_aliases: dict[str, str | None] = field(default_factory=dict)
-    folders: dict[str, str | None] = field(default_factory=dict)
-    views: dict[str, str | None] = field(default_factory=dict)
+    settings: dict[str, SettingValue | None] = {}
+    config_aliases: dict[str, str | None] = {}
+    tpu_aliases: dict[str, str | None] = {}
+    folders: dict[str, str | None] = {}
+    views: dict[str, str | None] = {}
     reset_settings: bool = False  # before the others
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import msgspec
+
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.job.jobs import Job, JobSpec
 from tpufleet.model.people.budgets import EVERY_USER, Budget, BudgetPeriod, BudgetScope, BudgetUse
@@ -19,8 +21,7 @@ ALERTS = (0.8, 1.0)
 Prices = Mapping[tuple[str, str], Price]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Alert:
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
     """A budget of which a share has been spent."""
 
     use: BudgetUse

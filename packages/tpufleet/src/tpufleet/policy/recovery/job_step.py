@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import msgspec
+
 from tpufleet.model.events import Event
 from tpufleet.model.fleet.hosts import Host, Phase, Progress
 from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlice, source_text
@@ -32,14 +34,13 @@ _END_STATES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobView:
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job with its attempts, slices and hosts."""
 
     job: Job
     attempts: tuple[Attempt, ...] = ()
-    slices: Mapping[SliceId, TpuSlice] = field(default_factory=dict)  # held, or of its attempt
-    hosts: Mapping[SliceId, tuple[Host, ...]] = field(default_factory=dict)
+    slices: Mapping[SliceId, TpuSlice] = {}  # held, or of its attempt
+    hosts: Mapping[SliceId, tuple[Host, ...]] = {}
     progress: Progress | None = None  # latest of the live attempt
     present_since: datetime | None = None  # since when hosts could report without a gap
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import msgspec
+
 from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.model.fleet.hosts import HostId, Progress
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
@@ -81,8 +83,7 @@ def clock_step(before: Presence, now: datetime, uptime: timedelta) -> timedelta:
 # Silent hosts.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Silence:
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
     """A host whose last report has not changed since the controller first found it old."""
 
     seen_at: datetime  # by the clock of the server that received the report

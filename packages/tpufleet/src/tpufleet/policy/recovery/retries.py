@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+
+import msgspec
 
 from tpufleet.backoff import BackoffPolicy
 from tpufleet.model.job.attempts import Attempt
@@ -35,8 +36,7 @@ class RetryAction(StrEnum):
     NEW_SLICES = "new_slices"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetryDecision:
+class RetryDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What follows an ended attempt, and why."""
 
     action: RetryAction

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import msgspec
 
 from tpufleet.model.fleet.hosts import Exit, Host, Phase
 from tpufleet.model.fleet.slices import LossReason, TpuSlice
@@ -44,8 +45,7 @@ LOSS_DESCRIPTIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: EndReason
     message: str
     failed_host: str | None = None  # the one that decided

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tpufleet.errors import Conflict, NotFound, PermissionMissing
 from tpufleet.kubernetes.connections import (
@@ -40,8 +41,7 @@ log = logging.getLogger(__name__)
 MAX_WRITE_ATTEMPTS = 5  # on conflicts with other writers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobSetSnapshot:
+class JobSetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """JobSets, each with its pods."""
 
     jobsets: tuple[tuple[Json, tuple[Json, ...]], ...]

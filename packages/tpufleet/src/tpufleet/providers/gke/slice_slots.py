@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.slices import LossReason, SliceId
@@ -19,8 +22,7 @@ from tpufleet.model.fleet.slices import LossReason, SliceId
 ANNOTATION = "tpufleet.dev/seats"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SliceSlot:
+class SliceSlot(msgspec.Struct, frozen=True, kw_only=True):
     slice_id: SliceId | None = None  # None: free
     pods: tuple[str, ...] = ()  # UIDs by host, as of when all pods first ran together
     retired_pods: tuple[str, ...] = ()  # UIDs of pods that served an earlier slice

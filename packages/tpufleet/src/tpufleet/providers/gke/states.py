@@ -11,6 +11,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.pools import RefusalKind
@@ -48,8 +50,7 @@ class PodLossCause(StrEnum):
         return self not in (PodLossCause.OUT_OF_MEMORY, PodLossCause.AGENT_EXITED)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PodLoss:
+class PodLoss(msgspec.Struct, frozen=True, kw_only=True):
     cause: PodLossCause
     message: str
 

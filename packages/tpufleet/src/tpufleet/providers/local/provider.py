@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput, BadRequest, NoCapacity, ProviderUnavailable

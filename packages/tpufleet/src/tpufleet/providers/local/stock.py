@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+import msgspec
 
 from tpufleet.errors import NoCapacity, QuotaExceeded
 from tpufleet.model.tpu.topology import short_name
@@ -15,8 +16,7 @@ from tpufleet.providers.local.slice_records import SliceRecord
 PORTS = range(20_000, 30_000)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StockLimit:
+class StockLimit(msgspec.Struct, frozen=True, kw_only=True):
     """At most this many matching slices. Patterns may contain * and ?."""
 
     slices: int
@@ -32,8 +32,7 @@ class StockLimit:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stock:
+class Stock(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[StockLimit, ...] = ()
     chips: int | None = None  # over all slices; None: unlimited
     hosts: int | None = None  # likewise

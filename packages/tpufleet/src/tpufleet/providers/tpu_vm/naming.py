@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tpufleet.errors import BadRequest
 from tpufleet.model.fleet import fleets
@@ -32,8 +33,7 @@ NODE_ID = fleets.NODE_ID
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9_-]")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TpuLocation:
+class TpuLocation(msgspec.Struct, frozen=True, kw_only=True):
     project: str
     zone: str
 

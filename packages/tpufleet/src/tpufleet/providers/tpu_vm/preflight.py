@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 from urllib.parse import quote
+
+import msgspec
 
 from tpufleet.errors import PermissionMissing, ProviderError
 from tpufleet.model.fleet.preflight import Check, CheckStatus
@@ -43,8 +44,7 @@ BUCKET_PERMISSIONS = (
 OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreflightInput:
+class PreflightInput(msgspec.Struct, frozen=True, kw_only=True):
     settings: TpuVmSettings
     bucket: str = ""  # gs://name/folder
     public_url: str = ""
