@@ -6,6 +6,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.store_builders import NOW
 from tpufleet.model.fleet.hosts import HostLiveness
@@ -22,7 +23,6 @@ from tpufleet.model.fleet.server_status import (
 from tpufleet.model.fleet.slices import SliceId, SliceState
 from tpufleet.model.job.jobs import JobState
 from tpufleet.model.values import encoding
-from tpufleet.model.values.records import replace
 from tpufleet.service.operations import server_status
 from tpufleet.stores.base import ChangeSet
 from tpufleet.views.cli.operators.status import lines
