@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from datetime import timedelta
 
@@ -60,7 +61,7 @@ def test_hosts_of_deleted_slices_do_not_count_as_reporting(world, tpu):
         )
     assert "slices     2, 8 hosts reporting" in tpu("status").stdout
     gone = world.store.slice(SliceId("s-1"))
-    world.store.commit(ChangeSet(slices=[replace(gone, state=SliceState.GONE)]))
+    world.store.commit(ChangeSet(slices=[dataclasses.replace(gone, state=SliceState.GONE)]))
     assert "slices     1, 4 hosts reporting" in tpu("status").stdout
 
 

@@ -22,5 +22,21 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = ""  # a command that can be pasted, or what to write where
 
 
+def ok(name: str, message: str) -> Check:
+    return Check(name=name, status=CheckStatus.OK, message=message)
+
+
+def warning(name: str, message: str, fix: str = "") -> Check:
+    return Check(name=name, status=CheckStatus.WARNING, message=message, fix=fix)
+
+
+def failed(name: str, message: str, fix: str) -> Check:
+    return Check(name=name, status=CheckStatus.FAILED, message=message, fix=fix)
+
+
+def skipped(name: str, message: str) -> Check:
+    return Check(name=name, status=CheckStatus.SKIPPED, message=message)
+
+
 def passed(checks: Iterable[Check]) -> bool:
     return not any(check.status is CheckStatus.FAILED for check in checks)
