@@ -16,7 +16,7 @@ from threading import Event
 
 from tpufleet.agent import threads
 from tpufleet.agent.host_commands import HostCommandRunner
-from tpufleet.agent.notices import NoticeWatcher
+from tpufleet.agent.notices import WatchNotices
 from tpufleet.agent.threads import uptime
 from tpufleet.agent.workload import attempt_folder
 from tpufleet.agent.workload.runner import AgentContext, Workload
@@ -81,14 +81,14 @@ class Agent:
         self,
         context: AgentContext,
         inbox: SimpleQueue[InboxMessage],
-        notice_watcher: NoticeWatcher,
+        watch_notices: WatchNotices | None,  # None: the host receives none
         boot_id: str,
     ) -> None:
         self._context = context
         self._inbox = inbox
         # None ends a sender thread.
         self._outbox: SimpleQueue[tuple[int, Heartbeat] | None] = SimpleQueue()
-        self._notice_watcher = notice_watcher
+        self._watch_notices = watch_notices
         self._host_commands = HostCommandRunner(
             context.settings.host_id,
             context.settings.work_dir,
@@ -122,7 +122,8 @@ class Agent:
         stopped = Event()
         for index in range(SENDER_THREADS):
             threads.start(f"heartbeat sender {index}", self._send_heartbeats)
-        threads.start("notices", lambda: self._notice_watcher.watch(self._put_notice, stopped))
+        if (watch := self._watch_notices) is not None:
+            threads.start("notices", lambda: watch(self._put_notice, stopped))
         while not self._may_exit():
             try:
                 self._send_if_due()
