@@ -143,7 +143,7 @@ def slots(rig):
 
 @pytest.mark.slow
 def test_a_replacement_slice_reuses_the_slot_and_node_pool_of_a_lost_one(world, rig):
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     world.provider.request(replace(order("a", "b"), job_id="j1"))
     come_up(world, "a", "b")
@@ -174,7 +174,7 @@ class InterruptedList:
 
 @pytest.mark.slow
 def test_a_server_with_an_outdated_snapshot_does_not_overwrite_newer_slots(world, rig):
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     world.provider.request(replace(order("a", "b"), job_id="j1"))
     come_up(world, "a", "b")
@@ -195,7 +195,7 @@ def test_a_server_with_an_outdated_snapshot_does_not_overwrite_newer_slots(world
 
 
 def test_a_new_server_deletes_leftover_pods_of_a_lost_slice(world, rig):
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     world.provider.request(replace(order("a", "b"), job_id="j1"))
     come_up(world, "a", "b")
@@ -270,7 +270,7 @@ def settles(world, condition, within=120):
 
 
 def urgent(name, priority):
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     return replace(order(name), priority=priority)
 

@@ -8,12 +8,12 @@ import shutil
 import tempfile
 from collections import namedtuple
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tpufleet.agent import diagnostics
 from tpufleet.model.fleet.host_commands import CheckResult, DiagnosticReport, Health

@@ -8,10 +8,11 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from tests.fake_provider import FakeProvider, InlineExecutor
 from tests.journeys.invariants import Invariants
