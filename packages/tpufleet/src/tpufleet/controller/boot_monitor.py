@@ -84,9 +84,8 @@ class BootMonitor:
         if not failure and liveness.boot_failed(tpu_slice, since, now, timeout, present):
             failure = f"boot timeout: only {connected} hosts came up in {timeout}"
         progress_at = self._progress_at(tpu_slice, connected, reports, now)
-        if not failure and (
-            liveness.is_mute(tpu_slice, connected, reports, now, present)
-            or liveness.is_stuck(tpu_slice, reports, progress_at, now, present)
+        if not failure and liveness.is_stuck(
+            tpu_slice, connected, reports, progress_at, now, present
         ):
             slowest = liveness.slowest_host(reports)
             minutes = liveness.SILENT_BOOT_LIMIT // timedelta(minutes=1)

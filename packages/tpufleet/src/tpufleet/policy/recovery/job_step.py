@@ -443,13 +443,8 @@ def _has_exited(host: Host, attempt: Attempt) -> bool:
 
 
 def _loss_end_reason(tpu_slice: TpuSlice | None) -> EndReason:
-    if tpu_slice is None or tpu_slice.loss is None:
-        return EndReason.HOST_LOST
-    return {
-        LossReason.PREEMPTED: EndReason.PREEMPTED,
-        LossReason.MAINTENANCE: EndReason.MAINTENANCE,
-        LossReason.OUT_OF_MEMORY: EndReason.OUT_OF_HOST_MEMORY,
-    }.get(tpu_slice.loss, EndReason.HOST_LOST)
+    loss = tpu_slice.loss if tpu_slice is not None else None
+    return verdicts.END_REASON_OF_LOSS.get(loss or LossReason.HOST_LOST, EndReason.HOST_LOST)
 
 
 def _stopping_state(job: Job) -> JobState:

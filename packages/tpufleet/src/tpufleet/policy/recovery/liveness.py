@@ -188,29 +188,17 @@ def is_futile(creations: int, ran_for: timedelta) -> bool:
     return creations >= MAX_FUTILE_CREATIONS or (creations > 1 and ran_for >= MAX_FUTILE_TIME)
 
 
-def is_mute(
-    tpu_slice: TpuSlice,
-    connected: int,
-    reports: Sequence[BootstrapReport],
-    now: datetime,
-    present_since: datetime | None = None,
-) -> bool:
-    """Nothing was heard from its machines for so long that nothing will be."""
-    if connected or reports or tpu_slice.up_at is None:
-        return False
-    since = max(tpu_slice.up_at, present_since or tpu_slice.up_at)
-    return now - since >= SILENT_BOOT_LIMIT
-
-
 def is_stuck(
     tpu_slice: TpuSlice,
+    connected: int,
     reports: Sequence[BootstrapReport],
     progress_at: datetime,
     now: datetime,
     present_since: datetime | None = None,
 ) -> bool:
-    """Hosts report their start-up, but no stage and no connection has changed for long."""
-    if not reports or tpu_slice.up_at is None:
+    """Its machines run, and for long nothing was heard from them, or no stage of their start-up and
+    no connection has changed."""
+    if tpu_slice.up_at is None or (connected and not reports):
         return False
     since = max(tpu_slice.up_at, progress_at, present_since or progress_at)
     return now - since >= SILENT_BOOT_LIMIT

@@ -26,7 +26,7 @@ LOSS_DETECTION_DELAY = timedelta(seconds=60)
 _DECIDED_BY_CONTROLLER = frozenset(
     {EndReason.CANCELLED, EndReason.TIMEOUT, EndReason.SUPERSEDED, EndReason.HUNG}
 )
-_END_REASON_OF_LOSS = {
+END_REASON_OF_LOSS = {
     LossReason.PREEMPTED: EndReason.PREEMPTED,
     LossReason.MAINTENANCE: EndReason.MAINTENANCE,
     LossReason.HOST_LOST: EndReason.HOST_LOST,
@@ -120,7 +120,7 @@ def _earliest_loss(
     """When the first slice was lost, with the reason and message of the loss that explains most."""
     lost: list[tuple[datetime, EndReason, str]] = []
     for tpu_slice in slices:
-        reason = _END_REASON_OF_LOSS.get(tpu_slice.loss) if tpu_slice.loss else None
+        reason = END_REASON_OF_LOSS.get(tpu_slice.loss) if tpu_slice.loss else None
         if reason is not None and tpu_slice.lost_at:
             lost.append((tpu_slice.lost_at, reason, _loss_message(tpu_slice, reason)))
     known = {reason for _, reason, _ in lost}
