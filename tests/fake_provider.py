@@ -15,8 +15,7 @@ from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSl
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.slices import SliceId, settings_digest
 from tpufleet.model.job.pod_settings import PodSettings
-from tpufleet.model.tpu import topology
-from tpufleet.providers.base import Fault, Order, refuse_adoption
+from tpufleet.providers.base import Fault, Order, find_type, refuse_adoption
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -88,10 +87,7 @@ class FakeProvider:
                 return
             if self.errors:
                 raise self.errors.pop(0)
-            try:
-                topology.find(order.accelerator)
-            except Exception as error:
-                raise BadRequest(str(error)) from error
+            find_type(order.accelerator)
             available = self.stock.get((order.zone, order.accelerator))
             if available is not None and (
                 available < len(wanted) or available - self._in_use(order) < len(wanted)

@@ -12,11 +12,13 @@ from typing import Protocol
 
 import msgspec
 
-from tpufleet.errors import BadRequest
-from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
+from tpufleet.errors import BadInput, BadRequest, NoCapacity
+from tpufleet.model.fleet.cloud_slices import CloudSlice, ExpectedSlice
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.job.pod_settings import PodSettings
+from tpufleet.model.tpu import topology
+from tpufleet.model.tpu.topology import Accelerator, short_name
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +43,21 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""  # adopt this node, which a person made, as the only slice; create nothing
 
 
-__all__ = [
-    "CloudSlice", "CloudState", "ExpectedSlice", "Fault", "Order", "Provider", "refuse_adoption",
-]  # fmt: skip
+def out_of_capacity(accelerator: str, capacity: str, zone: str, detail: str = "") -> NoCapacity:
+    message = f"{short_name(accelerator)} ({capacity}) is out of capacity in {zone}"
+    return NoCapacity(f"{message}: {detail}" if detail else message)
+
+
+def no_such_slice(slice_id: SliceId) -> BadRequest:
+    return BadRequest(f"no slice {slice_id!r}; list them with `tpu inventory slices`")
+
+
+def find_type(accelerator: str) -> Accelerator:
+    """BadRequest for an unknown type."""
+    try:
+        return topology.find(accelerator)
+    except BadInput as error:
+        raise BadRequest(str(error)) from error
 
 
 def refuse_adoption(order: Order, provider: str) -> None:

@@ -210,15 +210,12 @@ class ManualNodes:
         parent = self._location(zone).path
         node = self._node(request)
         operation = self._api.create_node(parent, fleets.check_name(name), node)
-        if operation is not None and operation.HasField("error"):
-            raise _refused(operation, name)
+        error_mapping.raise_error(operation, f"create {name}")
         return operation
 
     def _node(self, request: NodeRequest) -> tpu_v2.Node:
         kind = topology.find(request.accelerator)
         runtime = request.runtime or requests.runtime_version(kind, self._settings)
-        if not runtime:
-            raise BadRequest(f"{kind.name} is not available as a TPU VM; use GKE")
         node = requests.base_node(kind, runtime, self._settings)
         node.scheduling_config = tpu_v2.SchedulingConfig(spot=request.spot)
         node.labels, node.metadata = MANUAL_LABELS, self._settings.metadata
@@ -236,8 +233,7 @@ class ManualNodes:
         if node_info.state in STUCK_STATES:
             raise BadRequest(f"{name} is {state}; run `tpu vm restart` or `tpu vm apply --replace`")
         operation = self._api.get_operation(operation_name) if operation_name else None
-        if operation is not None and operation.HasField("error"):
-            raise _refused(operation, name)
+        error_mapping.raise_error(operation, f"create {name}")
         raise NoCapacity(f"{name} was {state} before it was ready")
 
     def _until(self, zone: str, name: str, done: Callable[[NodeInfo], bool]) -> NodeInfo:
@@ -280,11 +276,6 @@ def _check_same(node: NodeInfo, request: NodeRequest) -> None:
             f"{node.name} already exists as {topology.short_name(node.accelerator)} "
             f"({node.capacity}); run `tpu vm apply --replace` to recreate it"
         )
-
-
-def _refused(operation: Any, name: str) -> ProviderError:
-    error = operation.error
-    return error_mapping.translate_status(error.code, error.message, f"create {name}")
 
 
 def _node_info(node: tpu_v2.Node, zone: str) -> NodeInfo:
