@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event
+
+import msgspec
 
 from tpufleet.agent import threads
 from tpufleet.agent.host_commands import HostCommandRunner
@@ -41,33 +42,28 @@ REMEMBERED_ATTEMPTS = 100  # so that a delayed reply cannot start an old attempt
 FINAL_HEARTBEAT_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswered:
+class HeartbeatAnswered(msgspec.Struct, frozen=True):
     number: int
     heartbeat: Heartbeat
     sent_at: float
     reply: HeartbeatReply
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatFailed:
+class HeartbeatFailed(msgspec.Struct, frozen=True):
     number: int
     sent_at: float
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeReceived:
+class NoticeReceived(msgspec.Struct, frozen=True):
     kind: NoticeKind
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseChanged:
+class PhaseChanged(msgspec.Struct, frozen=True):
     """The workload entered another phase."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShutdownRequested:
+class ShutdownRequested(msgspec.Struct, frozen=True):
     """SIGTERM or SIGINT."""
 
 

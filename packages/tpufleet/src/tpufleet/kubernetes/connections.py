@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tpufleet.errors import (
     BadInput,
@@ -31,8 +32,7 @@ WATCH_SECONDS = 30
 _resource_types_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceKind:
+class ResourceKind(msgspec.Struct, frozen=True):
     group: str
     version: str
     name: str

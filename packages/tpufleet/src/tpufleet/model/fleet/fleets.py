@@ -56,8 +56,7 @@ def check_name(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class NamedProperties:
+class NamedProperties(msgspec.Struct, frozen=True):
     """What the name of a node says about it; None where it says nothing."""
 
     accelerator: str | None = None

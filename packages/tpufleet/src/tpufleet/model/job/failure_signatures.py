@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -93,8 +92,7 @@ def _exceptions_of_chain(lines: Sequence[str], start: int, closing: int) -> list
     return chain[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(msgspec.Struct, frozen=True):
     reason: EndReason
     pattern: re.Pattern[str]
 

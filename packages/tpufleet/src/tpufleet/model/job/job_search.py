@@ -13,9 +13,11 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 from tpufleet.errors import BadInput
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
@@ -39,8 +41,7 @@ class SearchField(StrEnum):
     PARENT = "parent"
 
 
-@dataclass(frozen=True, slots=True)
-class FieldTerm:
+class FieldTerm(msgspec.Struct, frozen=True):
     """The field equals one of these values, or matches one with wildcards."""
 
     field: SearchField
@@ -49,14 +50,12 @@ class FieldTerm:
     case_sensitive: frozenset[str] = frozenset()  # those of the values for which case counts
 
 
-@dataclass(frozen=True, slots=True)
-class TextTerm:
+class TextTerm(msgspec.Struct, frozen=True):
     text: str  # lower case
     negated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MetricTerm:
+class MetricTerm(msgspec.Struct, frozen=True):
     """The last value that the job reported."""
 
     name: str
@@ -65,8 +64,7 @@ class MetricTerm:
     negated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedTerm:
+class SubmittedTerm(msgspec.Struct, frozen=True):
     """Submitted at this moment or later; `before`: earlier than that."""
 
     moment: datetime
@@ -77,8 +75,7 @@ class SubmittedTerm:
 SearchTerm = FieldTerm | TextTerm | MetricTerm | SubmittedTerm
 
 
-@dataclass(frozen=True, slots=True)
-class JobSearch:
+class JobSearch(msgspec.Struct, frozen=True):
     terms: tuple[SearchTerm, ...] = ()
     archived: bool | None = None  # `is:archived`; None: not stated
 

@@ -25,8 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _ZONES = {"us": "America/New_York", "cn": "Asia/Shanghai"}
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     default: SettingValue
     description: str
     least: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import msgspec
@@ -139,8 +138,7 @@ def hold_reason(job: Job, uses: Iterable[BudgetUse]) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitReached:
+class LimitReached(msgspec.Struct, frozen=True):
     """A limit that stops a job, and how to continue it."""
 
     reason: str

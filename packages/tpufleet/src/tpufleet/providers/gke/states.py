@@ -6,7 +6,6 @@ Decided on typed fields of the Kubernetes API only; messages are for people.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -60,8 +59,7 @@ class PodLoss(msgspec.Struct, frozen=True, kw_only=True):
         return LossReason.OUT_OF_MEMORY if oom else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Observation:
+class _Observation(msgspec.Struct, frozen=True):
     state: CloudState
     message: str = ""
     lost_hosts: tuple[int, ...] = ()
