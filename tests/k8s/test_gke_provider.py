@@ -14,15 +14,12 @@ from tests.k8s.rigs import eventually
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest
 from tpufleet.kubernetes.connections import (
-    CLUSTER_QUEUE,
-    FLAVOR,
     JOBSET,
-    LOCAL_QUEUE,
     NODE,
     POD,
-    PRIORITY_CLASS,
     SECRET,
     WORKLOAD,
+    ResourceKind,
 )
 from tpufleet.model.fleet.cloud_slices import CloudState
 from tpufleet.model.fleet.slices import SliceId
@@ -31,6 +28,18 @@ from tpufleet.providers.gke import jobset_client, keys, kueue, slice_slots, stat
 from tpufleet.providers.gke.manifests import GkeSettings
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.slice_slots import ANNOTATION
+
+PRIORITY_CLASS = ResourceKind(
+    "kueue.x-k8s.io", "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses",
+    namespaced=False,
+)  # fmt: skip
+FLAVOR = ResourceKind(
+    "kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False
+)
+CLUSTER_QUEUE = ResourceKind(
+    "kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", namespaced=False
+)
+LOCAL_QUEUE = ResourceKind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
 
 
 class ManualNow(ManualClock):

@@ -56,17 +56,6 @@ LEADER_WORKER_SET = ResourceKind(
     "leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"
 )
 WORKLOAD = ResourceKind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
-PRIORITY_CLASS = ResourceKind(
-    "kueue.x-k8s.io", "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses",
-    namespaced=False,
-)  # fmt: skip
-FLAVOR = ResourceKind(
-    "kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False
-)
-CLUSTER_QUEUE = ResourceKind(
-    "kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", namespaced=False
-)
-LOCAL_QUEUE = ResourceKind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
 
 
 _resources: dict[ResourceKind, Any] = {}

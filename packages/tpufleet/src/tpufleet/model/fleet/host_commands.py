@@ -37,15 +37,11 @@ class HostCommand(msgspec.Struct, frozen=True, kw_only=True):
     duration: timedelta = timedelta(0)  # of a profile
 
 
-class HostCommandRequest(msgspec.Struct, frozen=True, kw_only=True):
+class HostCommandRequest(HostCommand, frozen=True, kw_only=True):
     """User → control plane. The sender chooses the id, so that a resend is the same command."""
 
-    id: str
     kind: HostCommandKind = HostCommandKind.COMMAND
-    command: tuple[str, ...] = ()
     host: int | None = None  # index in the slice; None: all
-    timeout: timedelta = timedelta(minutes=1)
-    duration: timedelta = timedelta(0)  # of a profile
 
 
 class HostCommandResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from tpufleet.errors import BadRequest, FleetError, NoCapacity, ProviderError, T
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import GONE_STATES, CreatedNode, FleetMember, NodeInfo, NodeRequest
 from tpufleet.model.tpu import topology
-from tpufleet.providers.tpu_vm import error_mapping, naming, requests
+from tpufleet.providers.tpu_vm import adoption, error_mapping, naming, requests
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
 
@@ -279,8 +279,6 @@ def _check_same(node: NodeInfo, request: NodeRequest) -> None:
 
 
 def _node_info(node: tpu_v2.Node, zone: str) -> NodeInfo:
-    scheduling = node.scheduling_config
-    spot = scheduling.spot or scheduling.preemptible
     return NodeInfo(
         name=naming.short_name(node.name),
         zone=zone,
@@ -288,7 +286,7 @@ def _node_info(node: tpu_v2.Node, zone: str) -> NodeInfo:
         health=tpu_v2.Node.Health(node.health).name if node.health else "",
         accelerator=node.accelerator_type,
         runtime=node.runtime_version,
-        capacity="spot" if spot else "reserved" if scheduling.reserved else "on-demand",
+        capacity=adoption.capacity_of(node).value,
         addresses=tuple(
             endpoint.access_config.external_ip or endpoint.ip_address
             for endpoint in node.network_endpoints
