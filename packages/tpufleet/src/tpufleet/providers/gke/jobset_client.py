@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -147,10 +147,8 @@ class JobSetClient:
     def create(self, order: Order) -> None:
         """The Secret first, because pods start at once. The JobSet owns it, so they go together."""
         secret = manifests.secret(order, self._settings, slice_slots.initial_slots(order.slices))
-        try:
+        with suppress(Conflict):  # it exists already
             self._connection.create(SECRET, secret)
-        except Conflict:
-            log.info("the Secret of order %s already exists", order.id)
         try:
             with self._writing(JOBSET):
                 created = self._connection.create(JOBSET, manifests.jobset(order, self._settings))

@@ -90,10 +90,7 @@ class ManualNodes:
         deleted and created again."""
         node_info = self.get(zone, name)
         if node_info.state in GONE_STATES:
-            raise BadRequest(
-                f"{name} is {fleets.display_state(node_info.state)}; "
-                "run `tpu vm apply --replace` to create it"
-            )
+            raise BadRequest(_unusable(node_info))
         if _has_several_hosts(node_info):
             return self._recreate(node_info)
         if node_info.state != "STOPPED":
@@ -101,10 +98,7 @@ class ManualNodes:
             ends = ("STOPPED", *GONE_STATES)
             node_info = self._until(zone, name, lambda info: info.state in ends)
         if node_info.state != "STOPPED":
-            raise NoCapacity(
-                f"{name} was {fleets.display_state(node_info.state)} while stopping; "
-                "run `tpu vm apply --replace`"
-            )
+            raise NoCapacity(_unusable(node_info))
         self._api.start_node(self._path(zone, name))
         return self._await_ready(zone, name)
 
@@ -229,12 +223,11 @@ class ManualNodes:
         node_info = self._until(zone, name, lambda info: info.state in ends)
         if node_info.state == "READY":
             return node_info
-        state = fleets.display_state(node_info.state)
         if node_info.state in STUCK_STATES:
-            raise BadRequest(f"{name} is {state}; run `tpu vm restart` or `tpu vm apply --replace`")
+            raise BadRequest(_unusable(node_info))
         operation = self._api.get_operation(operation_name) if operation_name else None
         error_mapping.raise_error(operation, f"create {name}")
-        raise NoCapacity(f"{name} was {state} before it was ready")
+        raise NoCapacity(_unusable(node_info))
 
     def _until(self, zone: str, name: str, done: Callable[[NodeInfo], bool]) -> NodeInfo:
         """Poll until `done`. Temporary errors are reported and retried."""
@@ -266,6 +259,11 @@ class ManualNodes:
 
     def _path(self, zone: str, name: str) -> str:
         return self._location(zone).node(fleets.check_name(name))
+
+
+def _unusable(node: NodeInfo) -> str:
+    command = "restart" if node.state in STUCK_STATES else "apply --replace"
+    return f"{node.name} is {fleets.display_state(node.state)}; run `tpu vm {command}`"
 
 
 def _check_same(node: NodeInfo, request: NodeRequest) -> None:
