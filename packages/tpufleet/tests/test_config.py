@@ -239,7 +239,7 @@ NESTED_ERRORS = {
     "gke.pull_secrets": "must be text",
     "gke.image": "'a b' is not an image",
     "gke.zones[0]": "'us-central1' is not a zone",
-    "gke.cpu": "'lots' is not a quantity",
+    "gke.cpu": "'lots' is not an amount",
     "gke.user": "must be an integer",
     "gke.reservations.v99-4": "unknown TPU type 'v99-4'",
     "gke.qeue": "did you mean queue?",
