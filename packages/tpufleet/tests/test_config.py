@@ -344,7 +344,7 @@ def test_a_leading_tilde_is_the_home_of_the_user(home):
 def test_a_file_without_a_token_is_rejected(home, content):
     (home / "token").write_text(content)
     (home / "token").chmod(0o600)
-    with pytest.raises(Unauthorized, match="contains no token"):
+    with pytest.raises(Unauthorized, match="no token in it"):
         config.read_secret_file(home / "token")
     with pytest.raises(Unauthorized, match="cannot read a token from"):
         config.read_secret_file(home / "nowhere")

@@ -453,13 +453,13 @@ def read_secret_file(path: Path) -> str:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
                 raise Unauthorized(f"{path} is readable by others; run `chmod 600 {path}`")
             value = file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
+        if not value or not value.isprintable():
+            raise ValueError("no token in it")
+    except (OSError, ValueError) as error:  # ValueError also: not text
+        reason = getattr(error, "strerror", None) or "no token in it"
         raise Unauthorized(
             f"cannot read a token from {path} ({reason}); ask an admin to run `tpu token create`"
         ) from error
-    if not value or not value.isprintable():
-        raise Unauthorized(f"{path} contains no token; ask an admin to run `tpu token create`")
     return value
 
 

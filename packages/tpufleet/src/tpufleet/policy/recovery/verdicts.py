@@ -65,10 +65,10 @@ def judge(attempt: Attempt, slices: Sequence[TpuSlice], hosts: Sequence[Host]) -
     all_slices = {host.slice_id for host, _ in unstopped} == set(attempt.slices)
     if all_slices and len(unstopped) == len(hosts) and all(exit.clean for _, exit in unstopped):
         return Verdict(reason=EndReason.FINISHED, message="all processes exited with status 0")
-    if attempt.stop_reason in _DECIDED_BY_CONTROLLER:
-        return Verdict(
-            reason=attempt.stop_reason, message=END_REASONS[attempt.stop_reason].description
-        )
+    asked = attempt.stop_reason
+    stopped = Verdict(reason=asked, message=END_REASONS[asked].description) if asked else None
+    if stopped and asked in _DECIDED_BY_CONTROLLER:
+        return stopped
     failures = sorted(
         ((host, exit) for host, exit in own_exits if not exit.clean),
         key=lambda pair: (pair[1].at, pair[0].slice_id, pair[0].index),
@@ -83,11 +83,7 @@ def judge(attempt: Attempt, slices: Sequence[TpuSlice], hosts: Sequence[Host]) -
         return Verdict(
             reason=cause_of(exit), message=describe_exit(host, exit), failed_host=host.id
         )
-    if attempt.stop_reason:
-        return Verdict(
-            reason=attempt.stop_reason, message=END_REASONS[attempt.stop_reason].description
-        )
-    return Verdict(
+    return stopped or Verdict(
         reason=EndReason.HOST_LOST, message="an agent restarted and its processes are gone"
     )
 
