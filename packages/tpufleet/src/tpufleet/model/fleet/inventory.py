@@ -5,6 +5,7 @@ State, owner and job are observed. People edit only alias, note and belongs-to.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
@@ -45,7 +46,8 @@ class InventoryChange(msgspec.Struct, frozen=True, kw_only=True):
     belongs_to: str | None = None
 
 
-class InventoryRow(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InventoryRow:
     id: str  # of a slice; of room in a pool, the pool
     alias: str
     accelerator: str
