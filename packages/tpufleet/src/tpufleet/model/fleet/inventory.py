@@ -75,6 +75,7 @@ class ChipCount(msgspec.Struct, frozen=True, kw_only=True):
     chips: int  # of slices that are there or being created
 
 
-class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inventory:
     rows: tuple[InventoryRow, ...]
     chips: tuple[ChipCount, ...]
