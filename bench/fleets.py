@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.fake_provider import FakeProvider
 from tpufleet.model.fleet.hosts import Host, HostLiveness, Phase, Progress, host_id
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.job.jobs import Capacity, Job, JobId, JobSpec, JobState
 from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Order
-from tpufleet.providers.fake import FakeProvider
 from tpufleet.stores.base import ChangeSet, LiveState, Store
 
 PROVIDER = "fake"

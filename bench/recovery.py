@@ -28,7 +28,6 @@ from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice
 from tpufleet.model.fleet.hosts import Host, NoticeKind
 from tpufleet.model.fleet.slices import SliceId, TpuSlice
 from tpufleet.providers.base import Order
-from tpufleet.providers.fake import FakeProvider
 from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.hosts.assignments import Assignments
 from tpufleet.service.hosts.heartbeats import Heartbeats
@@ -39,7 +38,7 @@ TYPE = "v5litepod-16"  # 4 hosts
 PATIENCE = 60.0
 
 
-class SlowCloud(FakeProvider):
+class SlowCloud(fleets.FakeProvider):
     """Notes when a replacement is asked for; every call takes a while, as over a network."""
 
     def __init__(self, clock: SystemClock, latency: float) -> None:

@@ -105,7 +105,6 @@ def serve(home: Path, stock: int | None, store_url: str | None) -> None:
     from tpufleet.compose import control_plane
     from tpufleet.config import Config
     from tpufleet.model.tpu import topology
-    from tpufleet.providers.fake import FakeProvider
     from tpufleet.stores.open_store import open_store
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -115,7 +114,7 @@ def serve(home: Path, stock: int | None, store_url: str | None) -> None:
         providers=(fleets.PROVIDER,),
         store=store_url,
     )
-    cloud = FakeProvider(SystemClock(), name=fleets.PROVIDER, zones=fleets.ZONES)
+    cloud = fleets.FakeProvider(SystemClock(), name=fleets.PROVIDER, zones=fleets.ZONES)
     with contextlib.closing(open_store(settings.store_url)) as store:
         fleets.build_machines(cloud, store.slices())
         if stock is not None:

@@ -14,15 +14,12 @@ from tests.k8s.rigs import eventually
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest
 from tpufleet.kubernetes.connections import (
-    CLUSTER_QUEUE,
-    FLAVOR,
     JOBSET,
-    LOCAL_QUEUE,
     NODE,
     POD,
-    PRIORITY_CLASS,
     SECRET,
     WORKLOAD,
+    ResourceKind,
 )
 from tpufleet.model.fleet.cloud_slices import CloudState
 from tpufleet.model.fleet.slices import SliceId
@@ -31,6 +28,18 @@ from tpufleet.providers.gke import jobset_client, keys, kueue, slice_slots, stat
 from tpufleet.providers.gke.manifests import GkeSettings
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.slice_slots import ANNOTATION
+
+PRIORITY_CLASS = ResourceKind(
+    "kueue.x-k8s.io", "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses",
+    namespaced=False,
+)  # fmt: skip
+FLAVOR = ResourceKind(
+    "kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False
+)
+CLUSTER_QUEUE = ResourceKind(
+    "kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", namespaced=False
+)
+LOCAL_QUEUE = ResourceKind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
 
 
 class ManualNow(ManualClock):
@@ -143,7 +152,7 @@ def slots(rig):
 
 @pytest.mark.slow
 def test_a_replacement_slice_reuses_the_slot_and_node_pool_of_a_lost_one(world, rig):
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     world.provider.request(replace(order("a", "b"), job_id="j1"))
     come_up(world, "a", "b")
@@ -174,7 +183,7 @@ class InterruptedList:
 
 @pytest.mark.slow
 def test_a_server_with_an_outdated_snapshot_does_not_overwrite_newer_slots(world, rig):
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     world.provider.request(replace(order("a", "b"), job_id="j1"))
     come_up(world, "a", "b")
@@ -195,7 +204,7 @@ def test_a_server_with_an_outdated_snapshot_does_not_overwrite_newer_slots(world
 
 
 def test_a_new_server_deletes_leftover_pods_of_a_lost_slice(world, rig):
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     world.provider.request(replace(order("a", "b"), job_id="j1"))
     come_up(world, "a", "b")
@@ -270,7 +279,7 @@ def settles(world, condition, within=120):
 
 
 def urgent(name, priority):
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     return replace(order(name), priority=priority)
 

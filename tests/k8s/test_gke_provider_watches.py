@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.test_providers import ZONE, order
 from tests.k8s.patient_connection import PatientConnection

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import yaml
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.contract.test_providers import ZONE, order
 from tests.k8s.rigs import eventually

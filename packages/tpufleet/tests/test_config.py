@@ -239,7 +239,7 @@ NESTED_ERRORS = {
     "gke.pull_secrets": "must be text",
     "gke.image": "'a b' is not an image",
     "gke.zones[0]": "'us-central1' is not a zone",
-    "gke.cpu": "'lots' is not a quantity",
+    "gke.cpu": "'lots' is not an amount",
     "gke.user": "must be an integer",
     "gke.reservations.v99-4": "unknown TPU type 'v99-4'",
     "gke.qeue": "did you mean queue?",
@@ -344,7 +344,7 @@ def test_a_leading_tilde_is_the_home_of_the_user(home):
 def test_a_file_without_a_token_is_rejected(home, content):
     (home / "token").write_text(content)
     (home / "token").chmod(0o600)
-    with pytest.raises(Unauthorized, match="contains no token"):
+    with pytest.raises(Unauthorized, match="no token in it"):
         config.read_secret_file(home / "token")
     with pytest.raises(Unauthorized, match="cannot read a token from"):
         config.read_secret_file(home / "nowhere")

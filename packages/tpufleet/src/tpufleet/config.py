@@ -6,6 +6,7 @@ An environment variable overrides the file; a command-line option overrides both
 from __future__ import annotations
 
 import difflib
+import importlib
 import ipaddress
 import json
 import os
@@ -33,7 +34,16 @@ DEFAULT_LOG_LIMIT = 2**30
 DEFAULT_TOKENS_PER_USER = 100
 # Each is a few processes of the server's machine. 64 is one v5e-256.
 DEFAULT_LOCAL_HOSTS = 64
-SECTIONS = ("tpu_vm", "gke", "retention", "prices", "budgets", "notifications")  # of settings
+# Of settings: the module and the function that parse each.
+_SECTION_PARSERS = {
+    "tpu_vm": ("providers.tpu_vm.settings", "parse"),
+    "gke": ("providers.gke.settings", "parse"),
+    "retention": ("model.people.retention_rules", "parse"),
+    "prices": ("model.tpu.prices", "price_table"),
+    "budgets": ("model.people.budgets", "parse"),
+    "notifications": ("model.people.notifications", "parse_rules"),
+}
+SECTIONS = tuple(_SECTION_PARSERS)
 _OTHER_VARIABLES = ("CONFIG", "HOME", "DEBUG", "TPU_VM_ENDPOINT")
 _MISSPELT = 0.85  # least similarity; none of our other variables is as near to a setting
 
@@ -324,32 +334,9 @@ def _section_parser(
 ) -> tuple[Callable[[Mapping[str, Any]], object], Mapping[str, Any]]:
     """And examples of the fields without which it raises. Imported when the section is used: most
     commands run without one."""
-    match section:
-        case "tpu_vm":
-            from tpufleet.providers.tpu_vm import settings as tpu_vm
-
-            return tpu_vm.parse, tpu_vm.REQUIRED_EXAMPLE
-        case "gke":
-            from tpufleet.providers.gke import settings as gke
-
-            return gke.parse, gke.REQUIRED_EXAMPLE
-        case "retention":
-            from tpufleet.model.people import retention_rules
-
-            return retention_rules.parse, {}
-        case "prices":
-            from tpufleet.model.tpu import prices
-
-            return prices.price_table, {}
-        case "budgets":
-            from tpufleet.model.people import budgets
-
-            return budgets.parse, {}
-        case "notifications":
-            from tpufleet.model.people import notifications
-
-            return notifications.parse_rules, {}
-    raise AssertionError(section)
+    module, name = _SECTION_PARSERS[section]
+    found = importlib.import_module(f"tpufleet.{module}")
+    return getattr(found, name), getattr(found, "REQUIRED_EXAMPLE", {})
 
 
 def _source_of(path: str, config: Config, environ: Mapping[str, str]) -> str:
@@ -417,15 +404,22 @@ def redacted_store(url: str) -> str:
 
 def embedded_data_folder(home: Path) -> Path | None:
     """The data folder of the server that runs on this state folder, whatever is configured now."""
+    data = _server_record(home).get("data")
+    return Path(data) if isinstance(data, str) else None
+
+
+def _server_record(home: Path) -> dict[str, Any]:
+    """What the server on this state folder has written about itself; empty if there is none."""
     try:
-        return Path(json.loads((home / "server.json").read_text())["data"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        record = json.loads((home / "server.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _embedded_server(home: Path) -> tuple[str, Path | None] | None:
+    record = _server_record(home)
     try:
-        record = json.loads((home / "server.json").read_text())
         certificate = Path(record["certificate"]) if record.get("certificate") else None
         url, pid = str(record["url"]), int(record["pid"])
         os.kill(pid, 0)
@@ -459,13 +453,13 @@ def read_secret_file(path: Path) -> str:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
                 raise Unauthorized(f"{path} is readable by others; run `chmod 600 {path}`")
             value = file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
+        if not value or not value.isprintable():
+            raise ValueError("no token in it")
+    except (OSError, ValueError) as error:  # ValueError also: not text
+        reason = getattr(error, "strerror", None) or "no token in it"
         raise Unauthorized(
             f"cannot read a token from {path} ({reason}); ask an admin to run `tpu token create`"
         ) from error
-    if not value or not value.isprintable():
-        raise Unauthorized(f"{path} contains no token; ask an admin to run `tpu token create`")
     return value
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from tests.agent.control_plane import FakeControlPlane
 from tests.polling import wait_until
 from tpufleet.agent.loop import Agent, NoticeReceived, PhaseChanged, ShutdownRequested
-from tpufleet.agent.notices import NoticeFileWatcher
+from tpufleet.agent.notices import watch_file
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.runner import AgentContext
@@ -87,7 +88,7 @@ class AgentHarness:
             clock=SystemClock(),
             on_phase_change=lambda: self._inbox.put(PhaseChanged()),
         )
-        agent = Agent(context, self._inbox, NoticeFileWatcher(self.notice_file), boot_id="boot-1")
+        agent = Agent(context, self._inbox, partial(watch_file, self.notice_file), boot_id="boot-1")
         self._thread = threading.Thread(
             target=lambda: self._record_status(agent.run()), daemon=True
         )

@@ -8,12 +8,12 @@ import shutil
 import tempfile
 from collections import namedtuple
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tpufleet.agent import diagnostics
 from tpufleet.model.fleet.host_commands import CheckResult, DiagnosticReport, Health
@@ -100,7 +100,7 @@ def test_a_repair_that_is_not_permitted_is_reported(shared_root):
     token.touch(mode=0o644)
     results = diagnose_as_nobody(shared_root, repair=True, TPUFLEET_TOKEN_FILE=str(token))
     assert results["credentials"].health is Health.FAILED
-    assert "cannot be changed: Operation not permitted" in results["credentials"].message
+    assert "not repaired: Operation not permitted" in results["credentials"].message
     assert results["credentials"].remedy == f"run `sudo chmod 600 {token}`"
 
 

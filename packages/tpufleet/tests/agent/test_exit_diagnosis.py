@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tpufleet.agent.workload import exit_diagnosis
-from tpufleet.agent.workload.exit_diagnosis import ProcessExit
+from tpufleet.model.fleet.hosts import Exit
 from tpufleet.model.job.end_reasons import EndReason
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -30,9 +30,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
     ],
 )  # fmt: skip
 def test_an_oom_kill_needs_sigkill_and_evidence(status, signal, kills, tail, expected):
-    exit = exit_diagnosis.exit_of_finished(
-        ProcessExit(at=AT, status=status, signal=signal, oom_kills=kills), tail
-    )
+    exit = exit_diagnosis.exit_of_finished(Exit(at=AT, status=status, signal=signal), kills, tail)
     assert exit.oom_killed is expected
     if expected:
         assert exit.evidence is EndReason.OUT_OF_HOST_MEMORY

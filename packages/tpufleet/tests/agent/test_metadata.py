@@ -99,10 +99,10 @@ def test_a_notice_is_reported_immediately_and_once(server, path, value, kind):
     describe(server, "a", ["a"])
     seen: SimpleQueue[tuple[NoticeKind, float]] = SimpleQueue()
     ended = threading.Event()
-    watcher = notices.MetadataNoticeWatcher(metadata.MetadataClient(f"{server.url}/a/0"))
+    client = metadata.MetadataClient(f"{server.url}/a/0")
     watching = threading.Thread(
-        target=watcher.watch,
-        args=(lambda kind: seen.put((kind, time.monotonic())), ended),
+        target=notices.watch_metadata,
+        args=(client, lambda kind: seen.put((kind, time.monotonic())), ended),
         daemon=True,
     )
     watching.start()
@@ -124,8 +124,10 @@ def test_the_watcher_survives_a_restart_of_the_metadata_server():
     port = int(first.url.rpartition(":")[2])
     seen: SimpleQueue[NoticeKind] = SimpleQueue()
     ended = threading.Event()
-    watcher = notices.MetadataNoticeWatcher(metadata.MetadataClient(f"{first.url}/a/0"))
-    threading.Thread(target=watcher.watch, args=(seen.put, ended), daemon=True).start()
+    client = metadata.MetadataClient(f"{first.url}/a/0")
+    threading.Thread(
+        target=notices.watch_metadata, args=(client, seen.put, ended), daemon=True
+    ).start()
     first.close()
     second = MetadataServer(("127.0.0.1", port))
     describe(second, "a", ["a"])

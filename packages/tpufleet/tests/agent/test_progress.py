@@ -156,8 +156,6 @@ def test_a_folder_full_of_other_files_is_searched_only_in_part(tmp_path, clock):
 class Listing:
     """A bucket, as its listing with a delimiter shows it."""
 
-    atomic_rename = False
-
     def __init__(self) -> None:
         self.objects: set[str] = set()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from tests.fake_provider import FakeProvider
 from tests.polling import Patience
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, NoCapacity
@@ -19,7 +20,6 @@ from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.base import Fault, Order
-from tpufleet.providers.fake import FakeProvider
 from tpufleet.providers.local import processes
 from tpufleet.providers.local.provider import LocalProvider
 from tpufleet.providers.local.stock import Stock, StockLimit

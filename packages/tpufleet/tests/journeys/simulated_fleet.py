@@ -8,16 +8,17 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
+from tests.fake_provider import FakeProvider, InlineExecutor
 from tests.journeys.invariants import Invariants
 from tests.journeys.simulated_hosts import Disk, Program, SimulatedHost
 from tpufleet.clocks import ManualClock
 from tpufleet.controller.loop import Controller
-from tpufleet.controller.provider_calls import InlineExecutor
 from tpufleet.controller.reconcile import ControllerSettings
 from tpufleet.model.fleet.agent_protocol import HeartbeatReply
 from tpufleet.model.fleet.hosts import NoticeKind
@@ -30,7 +31,6 @@ from tpufleet.model.people.budgets import Budget
 from tpufleet.model.people.users import Role, User
 from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Fault, Provider
-from tpufleet.providers.fake import FakeProvider
 from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.fleet import pool_commands

@@ -129,13 +129,12 @@ def test_time_on_a_pool_slice_is_split_by_job_and_the_rest_has_no_job():
     assert sum(row.chip_hours for row in by_job.values()) == 4 * 10
 
 
-@pytest.mark.parametrize("assigned", [at(6), None], ids=["recorded", "of an older server"])
 @pytest.mark.parametrize("others", [True, False], ids=["of all jobs", "of this job"])
-def test_a_job_does_not_pay_for_what_a_slice_of_a_pool_did_before(assigned, others):
+def test_a_job_does_not_pay_for_what_a_slice_of_a_pool_did_before(others):
     """The hold of 3 hours by j, and the hours in which nobody had it."""
-    held = tpu_slice("a", up_at=at(0), pool="lab", job_id=JobId("k"), assigned_at=assigned)
+    held = tpu_slice("a", up_at=at(0), pool="lab", job_id=JobId("k"), assigned_at=at(6))
     live = attempt(
-        "k", 0, ["a"], 7 if assigned else 6, 9,
+        "k", 0, ["a"], 7, 9,
         ended_at=None, end_reason=None, state=AttemptState.RUNNING,
     )  # fmt: skip
     known = [attempt("j", 0, ["a"], 1, 4), live] if others else [live]

@@ -85,7 +85,7 @@ def test_nothing_starts_during_backoff():
     view = make_view(job, history=[ended_attempt(0, EndReason.HUNG)])
     step = next_step(view, NOON)
     assert step.attempt is None and step.wake_at == after(60)
-    assert missing_slices(replace(view, slices={}), NOON) == 0
+    assert missing_slices(structs.replace(view, slices={}), NOON) == 0
     assert next_step(view, after(60)).attempt.number == 1
 
 
@@ -276,7 +276,7 @@ def test_progress_counts_in_the_prediction_whether_the_job_is_retried():
         hosts=[exited(attempt, 0, status=1)],
     )
     assert missing_slices(view, NOON) == 0
-    assert missing_slices(replace(view, progress=Progress(checkpoint_step=20)), NOON) == 1
+    assert missing_slices(structs.replace(view, progress=Progress(checkpoint_step=20)), NOON) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.policy.builders import (
     MINUTE,
@@ -164,7 +165,7 @@ def apply(view: JobView, done: Step) -> JobView:
     if done.attempt is not None:
         attempts[done.attempt.number :] = [done.attempt]
     live = bool(attempts) and attempts[-1].live
-    return replace(
+    return structs.replace(
         view,
         job=done.job,
         attempts=tuple(attempts),
@@ -174,7 +175,7 @@ def apply(view: JobView, done: Step) -> JobView:
 
 
 def changed(view: JobView, done: Step) -> bool:
-    return apply(view, done) != replace(view) or bool(done.events)
+    return apply(view, done) != structs.replace(view) or bool(done.events)
 
 
 @settings(max_examples=150)
@@ -301,5 +302,5 @@ def test_every_stop_completes_once_the_slices_are_gone(view):
             for name, item in view.slices.items()
             if item.state is S.RELEASING
         }
-        view = replace(view, slices={**view.slices, **released})
+        view = structs.replace(view, slices={**view.slices, **released})
     raise AssertionError(f"{attempt.id} never ends")

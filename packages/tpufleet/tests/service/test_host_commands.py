@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.store_builders import tpu_slice
 from tpufleet.errors import BadInput, Conflict, NotFound

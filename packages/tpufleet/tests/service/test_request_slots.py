@@ -9,12 +9,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.store_builders import NOW
 from tpufleet.model.fleet.hosts import HostLiveness
@@ -22,7 +24,6 @@ from tpufleet.model.fleet.server_status import (
 from tpufleet.model.fleet.slices import SliceId, SliceState
 from tpufleet.model.job.jobs import JobState
 from tpufleet.model.values import encoding
-from tpufleet.model.values.records import replace
 from tpufleet.service.operations import server_status
 from tpufleet.stores.base import ChangeSet
 from tpufleet.views.cli.operators.status import lines
@@ -60,7 +61,7 @@ def test_hosts_of_deleted_slices_do_not_count_as_reporting(world, tpu):
         )
     assert "slices     2, 8 hosts reporting" in tpu("status").stdout
     gone = world.store.slice(SliceId("s-1"))
-    world.store.commit(ChangeSet(slices=[replace(gone, state=SliceState.GONE)]))
+    world.store.commit(ChangeSet(slices=[dataclasses.replace(gone, state=SliceState.GONE)]))
     assert "slices     1, 4 hosts reporting" in tpu("status").stdout
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from msgspec import structs
 
+from tests.fake_provider import FakeProvider
 from tests.polling import Patience
 from tests.repository import TEST_ROOTS
 from tpufleet.client import snapshots
@@ -50,7 +51,6 @@ from tpufleet.model.people.preferences import Preferences
 from tpufleet.model.people.users import Role, Token, User
 from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Order
-from tpufleet.providers.fake import FakeProvider
 from tpufleet.service.transport import auth
 from tpufleet.stores.base import ChangeSet, Store
 from tpufleet.stores.open_store import open_store

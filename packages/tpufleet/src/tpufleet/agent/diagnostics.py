@@ -9,11 +9,11 @@ import pwd
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from tpufleet.agent.workload import containment
@@ -29,8 +29,7 @@ DISK_WARNING, DISK_FAILED = 0.10, 0.02
 MEMORY_WARNING = 0.05
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InspectedHost:
+class InspectedHost(msgspec.Struct, frozen=True, kw_only=True):
     """The host to diagnose; tests pass another root."""
 
     root: Path = Path("/")
@@ -51,8 +50,7 @@ class InspectedHost:
         return sorted([*dev.glob("accel[0-9]*"), *dev.glob("vfio/[0-9]*")])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChipUse:
+class ChipUse(msgspec.Struct, frozen=True, kw_only=True):
     holders: Mapping[int, str]  # name of each process that has a chip open, by process id
     unseen: int  # processes of other users, whose open files this user may not list
 
@@ -156,19 +154,34 @@ def _check_lock(host: InspectedHost, use: ChipUse) -> CheckResult:
             "if no process uses the chips, programs of other users cannot open them",
             f"to check and remove it, run on the host: {AS_ROOT} --repair",
         )
-    problem = f"stale libtpu lock {file}"
-    if host.repair:
-        try:
-            file.unlink(missing_ok=True)
-            return _ok("lock", "removed a stale libtpu lock", repaired=True)
-        except OSError as error:
-            problem += f", which cannot be removed: {error.strerror}"
-    return _failed(
+    return _repairable(
+        host,
         "lock",
-        problem,
+        f"stale libtpu lock {file}",
         "programs of other users cannot open the chips",
-        f"run `sudo rm {file}`" if host.repair else REPAIR,
+        lambda: file.unlink(missing_ok=True),
+        f"sudo rm {file}",
     )
+
+
+def _repairable(
+    host: InspectedHost,
+    check: str,
+    problem: str,
+    impact: str,
+    repair: Callable[[], None],
+    command: str,
+) -> CheckResult:
+    """`command` does what `repair` does, for a user with more rights."""
+    if not host.repair:
+        return _failed(check, problem, impact, REPAIR)
+    try:
+        repair()
+    except OSError as error:
+        return _failed(
+            check, f"{problem}; not repaired: {error.strerror}", impact, f"run `{command}`"
+        )
+    return _ok(check, f"repaired: {problem}", repaired=True)
 
 
 def _lock_holder(file: Path) -> int | None:
@@ -218,8 +231,6 @@ def _check_memory() -> CheckResult:
 def _check_mounts(host: InspectedHost) -> CheckResult:
     disks = sorted((host.root / "mnt/disks").glob("*"))
     missing = [str(disk) for disk in disks if not os.path.ismount(disk)]
-    if not disks:
-        return _ok("mounts", "no data disks")
     if not missing:
         return _ok("mounts", f"data disks mounted: {len(disks)}")
     return _failed(
@@ -236,18 +247,13 @@ def _check_credentials(host: InspectedHost) -> CheckResult:
     mode = stat.S_IMODE(file.stat().st_mode) if file is not None and file.is_file() else 0
     if file is None or not mode & 0o077:
         return _ok("credentials", "only the agent can read its token")
-    problem = f"other users can read the agent's token {file} (mode {mode:o})"
-    if host.repair:
-        try:
-            file.chmod(0o600)
-            return _ok("credentials", f"set mode 600 on the agent's token {file}", repaired=True)
-        except OSError as error:
-            problem += f", which cannot be changed: {error.strerror}"
-    return _failed(
+    return _repairable(
+        host,
         "credentials",
-        problem,
+        f"other users can read the agent's token {file} (mode {mode:o})",
         "any process on this host can impersonate it",
-        f"run `sudo chmod 600 {file}`" if host.repair else REPAIR,
+        lambda: file.chmod(0o600),
+        f"sudo chmod 600 {file}",
     )
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event
 
+import msgspec
+
 from tpufleet.agent import threads
 from tpufleet.agent.host_commands import HostCommandRunner
-from tpufleet.agent.notices import NoticeWatcher
+from tpufleet.agent.notices import WatchNotices
 from tpufleet.agent.threads import uptime
 from tpufleet.agent.workload import attempt_folder
 from tpufleet.agent.workload.runner import AgentContext, Workload
@@ -41,33 +42,28 @@ REMEMBERED_ATTEMPTS = 100  # so that a delayed reply cannot start an old attempt
 FINAL_HEARTBEAT_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswered:
+class HeartbeatAnswered(msgspec.Struct, frozen=True):
     number: int
     heartbeat: Heartbeat
     sent_at: float
     reply: HeartbeatReply
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatFailed:
+class HeartbeatFailed(msgspec.Struct, frozen=True):
     number: int
     sent_at: float
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeReceived:
+class NoticeReceived(msgspec.Struct, frozen=True):
     kind: NoticeKind
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseChanged:
+class PhaseChanged(msgspec.Struct, frozen=True):
     """The workload entered another phase."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShutdownRequested:
+class ShutdownRequested(msgspec.Struct, frozen=True):
     """SIGTERM or SIGINT."""
 
 
@@ -81,14 +77,14 @@ class Agent:
         self,
         context: AgentContext,
         inbox: SimpleQueue[InboxMessage],
-        notice_watcher: NoticeWatcher,
+        watch_notices: WatchNotices | None,  # None: the host receives none
         boot_id: str,
     ) -> None:
         self._context = context
         self._inbox = inbox
         # None ends a sender thread.
         self._outbox: SimpleQueue[tuple[int, Heartbeat] | None] = SimpleQueue()
-        self._notice_watcher = notice_watcher
+        self._watch_notices = watch_notices
         self._host_commands = HostCommandRunner(
             context.settings.host_id,
             context.settings.work_dir,
@@ -122,7 +118,8 @@ class Agent:
         stopped = Event()
         for index in range(SENDER_THREADS):
             threads.start(f"heartbeat sender {index}", self._send_heartbeats)
-        threads.start("notices", lambda: self._notice_watcher.watch(self._put_notice, stopped))
+        if (watch := self._watch_notices) is not None:
+            threads.start("notices", lambda: watch(self._put_notice, stopped))
         while not self._may_exit():
             try:
                 self._send_if_due()

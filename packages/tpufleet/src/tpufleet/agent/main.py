@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from tpufleet.model.fleet.bootstrap import BootstrapStage
 if TYPE_CHECKING:
     from tpufleet.agent.bootstrap_report import BootstrapReporter
     from tpufleet.agent.loop import Agent
-    from tpufleet.agent.notices import NoticeWatcher
+    from tpufleet.agent.notices import WatchNotices
 
 EXIT_BAD_SETTINGS = 2
 
@@ -115,12 +116,12 @@ def _reporter(environ: Mapping[str, str]) -> BootstrapReporter:
     return bootstrap_report.from_environ(environ)
 
 
-def _notice_watcher(settings: AgentSettings) -> NoticeWatcher:
+def _notice_watcher(settings: AgentSettings) -> WatchNotices | None:
     from tpufleet.agent import notices
     from tpufleet.agent.metadata import MetadataClient
 
     if settings.metadata_url:
-        return notices.MetadataNoticeWatcher(MetadataClient(settings.metadata_url))
+        return partial(notices.watch_metadata, MetadataClient(settings.metadata_url))
     if settings.notice_file:
-        return notices.NoticeFileWatcher(settings.notice_file)
-    return notices.NoNoticeWatcher()
+        return partial(notices.watch_file, settings.notice_file)
+    return None

@@ -199,15 +199,8 @@ class ObservationApplier:
             self._apply_request(result, now)
         elif result.error is not None:
             if result.call is CallKind.FAULT:
-                self._working_set.record_events(
-                    Event(
-                        at=now,
-                        kind=EventKind.SLICE,
-                        state="refused",
-                        message=f"fault rejected: {result.error}",
-                        slice_id=result.slices[0],
-                    )
-                )
+                rejected = f"fault rejected: {result.error}"
+                self._record_slice_event("refused", rejected, result.slices[0], now)
             self._log(f"{result.call} of {', '.join(result.slices)} failed: {result.error}")
             for slice_id in result.slices:
                 self._calls.back_off(result.call, slice_id, now)
@@ -221,11 +214,8 @@ class ObservationApplier:
             self._end_access_refusals(result.provider, now)
         self._calls.reset(CallKind.LISTING, result.provider)
         listed = {cloud.id: cloud for cloud in result.listing}
-        unreachable = (
-            result.listing.unreachable_zones
-            if isinstance(result.listing, SliceListing)
-            else frozenset[str]()
-        )
+        listing = result.listing
+        unreachable = listing.unreachable_zones if isinstance(listing, SliceListing) else ()
         for tpu_slice in list(self._working_set.slices.values()):
             if tpu_slice.provider != result.provider or tpu_slice.state is SliceState.GONE:
                 continue
@@ -262,15 +252,13 @@ class ObservationApplier:
                 reported.add(cloud.id)
                 message = f"slice {cloud.id} in {cloud.zone} is not recorded; deleting it"
                 self._log(message)
-                self._working_set.record_events(
-                    Event(
-                        at=now,
-                        kind=EventKind.SLICE,
-                        state="orphan",
-                        message=message,
-                        slice_id=cloud.id,
-                    )
-                )
+                self._record_slice_event("orphan", message, cloud.id, now)
+
+    def _record_slice_event(
+        self, state: str, message: str, slice_id: SliceId, now: datetime
+    ) -> None:
+        event = Event(at=now, kind=EventKind.SLICE, state=state, message=message, slice_id=slice_id)
+        self._working_set.record_events(event)
 
     def _apply_maintenance(self, tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
         after, message = slice_observation.apply_maintenance(tpu_slice, cloud)
@@ -342,8 +330,7 @@ class ObservationApplier:
             return not self._calls.may_start(
                 CallKind.REQUEST, tpu_slice.request_group, listing_started
             )
-        requested = self._requested_at.get(tpu_slice.id)
-        return requested is not None and requested >= listing_started
+        return self._requested_after(tpu_slice.id, listing_started)
 
     def _requested_after(self, slice_id: SliceId, listing_started: datetime) -> bool:
         """Requested after the listing started, so it cannot be an orphan."""

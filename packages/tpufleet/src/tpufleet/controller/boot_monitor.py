@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import msgspec
 
 from tpufleet.controller import server_contact
 from tpufleet.controller.placement_inputs import ControllerSettings
@@ -18,8 +19,7 @@ from tpufleet.policy.events import slice_event
 from tpufleet.policy.recovery import liveness
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FutileJob:
+class FutileJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job whose slices were paid for and never connected, too often."""
 
     job_id: JobId
@@ -84,9 +84,8 @@ class BootMonitor:
         if not failure and liveness.boot_failed(tpu_slice, since, now, timeout, present):
             failure = f"boot timeout: only {connected} hosts came up in {timeout}"
         progress_at = self._progress_at(tpu_slice, connected, reports, now)
-        if not failure and (
-            liveness.is_mute(tpu_slice, connected, reports, now, present)
-            or liveness.is_stuck(tpu_slice, reports, progress_at, now, present)
+        if not failure and liveness.is_stuck(
+            tpu_slice, connected, reports, progress_at, now, present
         ):
             slowest = liveness.slowest_host(reports)
             minutes = liveness.SILENT_BOOT_LIMIT // timedelta(minutes=1)

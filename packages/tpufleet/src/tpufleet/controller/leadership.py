@@ -10,9 +10,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+
+import msgspec
 
 from tpufleet.clocks import Clock
 from tpufleet.controller.apply_observations import ObservationApplier
@@ -39,8 +41,7 @@ LIST_INTERVAL = timedelta(seconds=5)
 STORE_USAGE_INTERVAL = timedelta(minutes=1)  # a crash loses at most this much usage
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Installation:
+class Installation(msgspec.Struct, frozen=True, kw_only=True):
     """What a controller works with, in every term."""
 
     store: Store

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence, Set
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+import msgspec
 
 from tpufleet.controller.host_silence import HostSilence
 from tpufleet.controller.provider_calls import CallKind, CallResult
@@ -27,8 +28,7 @@ RESERVATION_INTERVAL = timedelta(seconds=30)
 ADMINS_INTERVAL = timedelta(seconds=30)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observation:
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     messages: Sequence[InboxMessage] = ()
     new_jobs: Sequence[Job] = ()
@@ -39,7 +39,7 @@ class Observation:
     silent_hosts: Sequence[HostId] = ()
     due_jobs: Sequence[JobId] = ()  # jobs whose timer has expired
     results: Sequence[CallResult] = ()
-    progress: dict[AttemptId, Progress] = field(default_factory=dict)
+    progress: dict[AttemptId, Progress] = {}
 
 
 class Observer:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+import msgspec
 
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.fleet.pools import Pool
@@ -19,8 +20,7 @@ from tpufleet.policy.scheduling import capacity, fair_share, placement
 from tpufleet.policy.scheduling.capacity import CapacitySource
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ControllerSettings:
+class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Set by the operator of the control plane."""
 
     default_providers: tuple[str, ...] = ("local",)
@@ -29,9 +29,9 @@ class ControllerSettings:
     fair_share_half_life: timedelta | None = fair_share.DEFAULT_HALF_LIFE  # None: no fair share
     max_hosts_lost_percent: int = liveness.MAX_LOST_PERCENT  # per minute, by silence alone
     budgets: tuple[Budget, ...] = ()
-    prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
+    prices: Mapping[tuple[str, str], Price] = msgspec.field(default_factory=price_table)
     boot_timeout: timedelta = liveness.BOOT_LIMIT
-    boot_timeout_by_provider: Mapping[str, timedelta] = field(default_factory=dict)
+    boot_timeout_by_provider: Mapping[str, timedelta] = {}
 
 
 class PlacementInputs:

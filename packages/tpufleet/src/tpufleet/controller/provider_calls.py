@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from enum import StrEnum
+
+import msgspec
 
 from tpufleet.backoff import BackoffPolicy
 from tpufleet.clocks import Clock
@@ -31,8 +32,7 @@ class CallKind(StrEnum):
     FAULT = "fault"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallResult:
+class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of a provider call."""
 
     call: CallKind
@@ -41,15 +41,6 @@ class CallResult:
     slices: tuple[SliceId, ...] = ()
     listing: Sequence[CloudSlice] = ()
     error: FleetError | None = None
-
-
-class InlineExecutor(Executor):
-    """Runs each call immediately in the caller's thread: for tests and simulations."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future: Future[object] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
 
 
 def thread_executor(workers: int = 64) -> ThreadPoolExecutor:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tpufleet.errors import (
     BadInput,
@@ -31,8 +32,7 @@ WATCH_SECONDS = 30
 _resource_types_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceKind:
+class ResourceKind(msgspec.Struct, frozen=True):
     group: str
     version: str
     name: str
@@ -56,17 +56,6 @@ LEADER_WORKER_SET = ResourceKind(
     "leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"
 )
 WORKLOAD = ResourceKind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
-PRIORITY_CLASS = ResourceKind(
-    "kueue.x-k8s.io", "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses",
-    namespaced=False,
-)  # fmt: skip
-FLAVOR = ResourceKind(
-    "kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False
-)
-CLUSTER_QUEUE = ResourceKind(
-    "kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", namespaced=False
-)
-LOCAL_QUEUE = ResourceKind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
 
 
 _resources: dict[ResourceKind, Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -53,14 +53,12 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     simulated: bool = False  # in the answer to a submission: it gets simulated slices
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobPage:
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[JobRow, ...]
     next: JobId | None = None  # pass it as `before` for the next page
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostRow:
+class HostRow(msgspec.Struct, frozen=True, kw_only=True):
     """A host of a live attempt."""
 
     id: HostId
@@ -73,8 +71,7 @@ class HostRow:
     progress: Progress | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SliceRow:
+class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
     id: SliceId
     provider: str
     accelerator: str
@@ -96,8 +93,7 @@ class SliceRow:
     node: str = ""  # adopted: the name of the node that a person made
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobDetail:
+class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     row: JobRow
     attempts: tuple[Attempt, ...]
@@ -108,8 +104,7 @@ class JobDetail:
     files_deleted_at: datetime | None = None  # its code, logs and results
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptSummary:
+class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt in one sentence."""
 
     number: int
@@ -158,8 +153,7 @@ class JobExplanation:
     sources: tuple[SourceStatus, ...] = ()  # while it waits, best first
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewJob:
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job to submit. The sender chooses the id, so that a resend is the same job."""
 
     id: JobId
@@ -167,17 +161,15 @@ class NewJob:
     snapshot: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SubmitRequest:
+class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[NewJob, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResubmitRequest:
+class ResubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Resume or rerun a job."""
 
     id: JobId  # of the new job, chosen by the sender
-    changes: dict[str, Any] = field(default_factory=dict)  # job file fields that differ
+    changes: dict[str, Any] = {}  # job file fields that differ
     snapshot: str | None = None  # digest of new code; None: the code of the parent
 
 
@@ -193,16 +185,14 @@ class JobChanges:
     priority: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LocationRelease:
+class LocationRelease(msgspec.Struct, frozen=True, kw_only=True):
     """Let others use a checkpoint location that job files name."""
 
     location: str
     reason: str = ""  # required of an admin, for that of another user
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricSeries:
+class MetricSeries(msgspec.Struct, frozen=True, kw_only=True):
     """What a job reported over time, thinned to a bounded number of points."""
 
     job_id: JobId
@@ -210,15 +200,13 @@ class MetricSeries:
     points: tuple[MetricPoint, ...]  # oldest first
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileDifference:
+class FileDifference(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     change: str  # added, deleted or changed
     diff: str  # unified; empty for binary and large files
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CodeDifference:
+class CodeDifference(msgspec.Struct, frozen=True, kw_only=True):
     """The code of one job, compared with that of the first."""
 
     job_id: JobId
@@ -227,8 +215,7 @@ class CodeDifference:
     message: str = ""  # why it cannot be compared, or how many more files differ
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Values are in the order of `jobs`; None where a job has none."""
 
     jobs: tuple[JobRow, ...]
@@ -237,8 +224,7 @@ class Comparison:
     code: tuple[CodeDifference, ...]  # of each job but the first
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueueEntry:
+class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A job that waits."""
 
     job: JobRow
@@ -251,13 +237,11 @@ class QueueEntry:
     owner_chip_hours: float  # decayed usage, which decides between users
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueuePage:
+class QueuePage(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[QueueEntry, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueueMove:
+class QueueMove(msgspec.Struct, frozen=True, kw_only=True):
     """One of these."""
 
     first: bool = False
@@ -265,8 +249,7 @@ class QueueMove:
     before: str | None = None  # another job in the same queue
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewReservation:
+class NewReservation(msgspec.Struct, frozen=True, kw_only=True):
     id: str  # chosen by the sender, so that a resend is the same reservation
     pool: str
     slices: int | None = None  # None: all of the pool
@@ -275,46 +258,38 @@ class NewReservation:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReservationExtension:
+class ReservationExtension(msgspec.Struct, frozen=True, kw_only=True):
     extend_by: timedelta = DEFAULT_DURATION
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReservationPage:
+class ReservationPage(msgspec.Struct, frozen=True, kw_only=True):
     reservations: tuple[Reservation, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EventPage:
+class EventPage(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...]
     last: int  # pass it as `after` for the next page
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlicePage:
+class SlicePage(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[SliceRow, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredSnapshot:
+class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     digest: str  # to pass with a job
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdoptRequest:
+class AdoptRequest(msgspec.Struct, frozen=True, kw_only=True):
     node: str  # that a person made
     zone: str
     pool: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdoptedNode:
+class AdoptedNode(msgspec.Struct, frozen=True, kw_only=True):
     slice_id: SliceId  # that the node becomes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewChannel:
+class NewChannel(msgspec.Struct, frozen=True, kw_only=True):
     """Where notifications go. `address` is an e-mail address, or the URL of a webhook."""
 
     kind: ChannelKind
@@ -322,35 +297,29 @@ class NewChannel:
     on: tuple[NotifyOn, ...] = DEFAULT_EVENTS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CreatedChannel:
+class CreatedChannel(msgspec.Struct, frozen=True, kw_only=True):
     channel: NotificationChannel
     signing_key: str  # of a webhook; returned once
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChannelPage:
+class ChannelPage(msgspec.Struct, frozen=True, kw_only=True):
     channels: tuple[NotificationChannel, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeliveryPage:
+class DeliveryPage(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: tuple[Delivery, ...]  # newest first
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PoolPage:
+class PoolPage(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[Pool, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FaultRequest:
+class FaultRequest(msgspec.Struct, frozen=True, kw_only=True):
     fault: str
     host: int | None = None  # index in the slice
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CurrentUser:
+class CurrentUser(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     role: Role
     version: str
@@ -359,29 +328,25 @@ class CurrentUser:
     pool: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BrowserSession:
+class BrowserSession(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     role: Role
     csrf: str  # to send in the header X-Tpufleet-Csrf with every change; only at the login
     id: str = ""  # among the tokens of the user
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoginLink:
+class LoginLink(msgspec.Struct, frozen=True, kw_only=True):
     path: str  # on this server; valid once, for two minutes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewUser:
+class NewUser(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     role: Role = Role.MEMBER
     service: bool | None = None  # a service account; None: as it was
     take_over: bool = False  # own the jobs of a deleted user of this name
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeletedUser:
+class DeletedUser(msgspec.Struct, frozen=True, kw_only=True):
     """What ended with the user."""
 
     done: bool = True
@@ -392,13 +357,11 @@ class DeletedUser:
     pools: tuple[str, ...] = ()  # that they were a member of
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UserPage:
+class UserPage(msgspec.Struct, frozen=True, kw_only=True):
     users: tuple[User, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewToken:
+class NewToken(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None  # the caller, when missing
     note: str = ""
     expires_in: timedelta | None = None  # None: never; service accounts: after 90 days
@@ -406,13 +369,11 @@ class NewToken:
     pool: str | None = None  # limited to jobs in this pool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenRotation:
+class TokenRotation(msgspec.Struct, frozen=True, kw_only=True):
     overlap: timedelta = timedelta(hours=1)  # for which the old token stays valid
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CreatedToken:
+class CreatedToken(msgspec.Struct, frozen=True, kw_only=True):
     """The token itself is shown only here."""
 
     id: str
@@ -423,8 +384,7 @@ class CreatedToken:
     pool: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenRow:
+class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     user: str
     note: str
@@ -436,24 +396,20 @@ class TokenRow:
     session_of: str | None = None  # of a browser session: id of the token that logged it in
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AuditPage:
+class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[AuditEntry, ...]  # newest first
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenPage:
+class TokenPage(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[TokenRow, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SecretValue:
+class SecretValue(msgspec.Struct, frozen=True, kw_only=True):
     value: str
     shared: bool = False  # available to all users, not only the caller
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SecretNames:
+class SecretNames(msgspec.Struct, frozen=True, kw_only=True):
     own: tuple[str, ...]
     shared: tuple[str, ...]
 
@@ -475,8 +431,7 @@ class ArchiveRequest(EndedJobSelection):
     """Leave these jobs out of listings. Deletes nothing."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnarchiveRequest:
+class UnarchiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[str, ...]
 
 
@@ -487,8 +442,7 @@ class PurgeRequest(EndedJobSelection):
     checkpoints: bool = False  # delete checkpoints too
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PurgedJob:
+class PurgedJob(msgspec.Struct, frozen=True, kw_only=True):
     id: JobId
     name: str
     owner: str
@@ -513,20 +467,17 @@ class PurgeReport:
         return self.code_size + sum(row.size for row in self.jobs) + checkpoints
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogSize:
+class LogSize(msgspec.Struct, frozen=True, kw_only=True):
     size: int  # bytes of this host's log on the server
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogLine:
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     host: int  # process number in the gang
     attempt: int
     line: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ErrorDetail:
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request failed."""
 
     kind: str  # name of a class in `tpufleet.errors`
@@ -537,27 +488,23 @@ class ErrorDetail:
 ERROR_HEADER = "X-Tpufleet-Error"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ErrorResponse:
+class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorDetail
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewLink:
+class NewLink(msgspec.Struct, frozen=True, kw_only=True):
     """A link to a file of a job that works without a token."""
 
     resource: str  # `logs` or `result`
     expires_in: timedelta
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SignedLink:
+class SignedLink(msgspec.Struct, frozen=True, kw_only=True):
     path: str  # with its query; the server's address precedes it
     expires_at: datetime
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Acknowledgement:
+class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     """The request succeeded; there is nothing to return."""
 
     done: bool = True

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from tpufleet.model.job.jobs import Job, JobId, JobState
 
 
-@dataclass(frozen=True, slots=True)
-class JobLineage:
+class JobLineage(msgspec.Struct, frozen=True):
     jobs: tuple[Job, ...]  # oldest first
 
     @property

@@ -6,20 +6,22 @@ Every call returns at once. Requests and releases are idempotent; listing change
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
 
-from tpufleet.errors import BadRequest
-from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
+import msgspec
+
+from tpufleet.errors import BadInput, BadRequest, NoCapacity
+from tpufleet.model.fleet.cloud_slices import CloudSlice, ExpectedSlice
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.job.pod_settings import PodSettings
+from tpufleet.model.tpu import topology
+from tpufleet.model.tpu.topology import Accelerator, short_name
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Slices requested together, all or nothing, under names chosen by the caller."""
 
     id: str
@@ -36,14 +38,26 @@ class Order:
     priority: int = 0  # the job's, for providers with their own queue
     grace: timedelta = timedelta(seconds=30)  # the job's, between SIGTERM and SIGKILL
     mounts: tuple[str, ...] = ()  # folders of the job's buckets
-    labels: dict[str, str] = field(default_factory=dict)  # copied where the provider has labels
-    pod: PodSettings = field(default_factory=PodSettings)  # the job's, on Kubernetes
+    labels: dict[str, str] = {}  # copied where the provider has labels
+    pod: PodSettings = msgspec.field(default_factory=PodSettings)  # the job's, on Kubernetes
     node: str = ""  # adopt this node, which a person made, as the only slice; create nothing
 
 
-__all__ = [
-    "CloudSlice", "CloudState", "ExpectedSlice", "Fault", "Order", "Provider", "refuse_adoption",
-]  # fmt: skip
+def out_of_capacity(accelerator: str, capacity: str, zone: str, detail: str = "") -> NoCapacity:
+    message = f"{short_name(accelerator)} ({capacity}) is out of capacity in {zone}"
+    return NoCapacity(f"{message}: {detail}" if detail else message)
+
+
+def no_such_slice(slice_id: SliceId) -> BadRequest:
+    return BadRequest(f"no slice {slice_id!r}; list them with `tpu inventory slices`")
+
+
+def find_type(accelerator: str) -> Accelerator:
+    """BadRequest for an unknown type."""
+    try:
+        return topology.find(accelerator)
+    except BadInput as error:
+        raise BadRequest(str(error)) from error
 
 
 def refuse_adoption(order: Order, provider: str) -> None:

@@ -140,10 +140,6 @@ class Units:
             self._unclaimed = []  # this view is outdated
         return next(filter(None, map(self._take_over, self._abandoned())), None)
 
-    def is_held(self, claim: Claim) -> bool:
-        """Whether no other worker has taken the unit over. A cheap hint; `commit` decides."""
-        return not self.objects.names(record_name(claim.unit, claim.token + 1))
-
     def commit(self, claim: Claim, outcome: Mapping[str, Any]) -> None:
         """Record the unit as done. Raises Fenced when another worker has taken it over."""
         record = self._record("commit", claim.nonce, outcome=dict(outcome))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.providers.gke.test_manifests import SETTINGS, order
 from tpufleet.model.fleet.cloud_slices import CloudState

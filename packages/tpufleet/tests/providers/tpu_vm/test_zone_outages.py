@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.contract.fake_store import FakeStore
+from tests.fake_provider import InlineExecutor
 from tests.providers.tpu_vm.emulated_tpus import EmulatedTpus
 from tpufleet.controller.loop import Controller
-from tpufleet.controller.provider_calls import InlineExecutor
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job.jobs import Job, JobId, JobSpec
 from tpufleet.stores.base import ChangeSet

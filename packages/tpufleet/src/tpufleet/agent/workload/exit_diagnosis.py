@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 
 from tpufleet.model.fleet.hosts import Exit
@@ -16,66 +15,31 @@ AGENT_LINE_PREFIX = "[tpufleet] "  # of lines in the log that the agent wrote it
 _SHELL_STATUS_KILLED = 128 + signal.SIGKILL
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessExit:
-    """How the first process of a step exited."""
-
-    at: datetime
-    status: int | None = None
-    signal: int | None = None
-    during_setup: bool = False
-    oom_kills: int = 0  # by the kernel, while the step ran
-
-    @property
-    def failed(self) -> bool:
-        return self.status != 0
-
-    @property
-    def description(self) -> str:
-        if self.signal is None:
-            return f"exited with status {self.status}"
-        return f"killed by signal {self.signal} ({_signal_name(self.signal)})"
+def describe(exit: Exit) -> str:
+    if exit.signal is None:
+        return f"exited with status {exit.status}"
+    return f"killed by signal {exit.signal} ({_signal_name(exit.signal)})"
 
 
-def exit_of_finished(process: ProcessExit, tail: list[str]) -> Exit:
-    """For a workload that exited by itself. Only failures are searched for a cause."""
-    evidence = failure_signatures.find_evidence(tail) if process.failed else None
+def exit_of_finished(exit: Exit, oom_kills: int, tail: list[str]) -> Exit:
+    """For a workload that exited by itself. Only failures are searched for a cause. `oom_kills`: by
+    the kernel, while the step ran."""
+    if exit.status == 0:
+        return exit
+    evidence = failure_signatures.find_evidence(tail)
     reason = evidence.reason if evidence else None
-    oom_killed = _was_oom_killed(process, reason)
+    # SIGKILL alone proves nothing: the kernel's counter or the program's output must agree.
+    killed = exit.signal == signal.SIGKILL or exit.status == _SHELL_STATUS_KILLED
+    oom_killed = killed and (oom_kills > 0 or reason is EndReason.OUT_OF_HOST_MEMORY)
     if oom_killed and reason is None:
         reason = EndReason.OUT_OF_HOST_MEMORY
-    log_line = ""
-    if process.failed:
-        log_line = evidence.line if evidence else last_line(tail)
-    return Exit(
-        at=process.at,
-        status=process.status,
-        signal=process.signal,
-        during_setup=process.during_setup,
-        oom_killed=oom_killed,
-        evidence=reason,
-        log_line=log_line,
-    )
+    log_line = evidence.line if evidence else last_line(tail)
+    return replace(exit, oom_killed=oom_killed, evidence=reason, log_line=log_line)
 
 
-def exit_of_stopped(process: ProcessExit, reason: str, fault: EndReason | None = None) -> Exit:
+def exit_of_stopped(exit: Exit, reason: str, fault: EndReason | None = None) -> Exit:
     """For a workload that the agent stopped; `fault` is set when the workload is the cause."""
-    return Exit(
-        at=process.at,
-        status=process.status,
-        signal=process.signal,
-        during_setup=process.during_setup,
-        stopped_by_agent=fault is None,
-        evidence=fault,
-        log_line=reason,
-    )
-
-
-def _was_oom_killed(process: ProcessExit, reason: EndReason | None) -> bool:
-    """SIGKILL alone proves nothing: the kernel's counter or the program's output must agree."""
-    if process.signal != signal.SIGKILL and process.status != _SHELL_STATUS_KILLED:
-        return False
-    return process.oom_kills > 0 or reason is EndReason.OUT_OF_HOST_MEMORY
+    return replace(exit, stopped_by_agent=fault is None, evidence=fault, log_line=reason)
 
 
 def last_line(tail: list[str]) -> str:

@@ -8,8 +8,9 @@ import pwd
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 import tpufleet
 
@@ -17,8 +18,7 @@ PACKAGES = Path(tpufleet.__file__).parents[1]  # the folder that tpufleet is imp
 UNPRIVILEGED_USER = "nobody"  # exists on every Linux, owns nothing, and may do nothing
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobUser:
+class JobUser(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     uid: int
     gid: int

@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import psutil
 
 from tpufleet.agent.workload.environment import RUN_DIR_VARIABLE
@@ -35,8 +35,7 @@ class Container(Protocol):
     def kill(self) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessSet:
+class ProcessSet(msgspec.Struct, frozen=True, kw_only=True):
     """How the processes of one or more attempts are recognised."""
 
     sessions: Collection[int] = ()

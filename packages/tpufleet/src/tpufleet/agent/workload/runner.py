@@ -324,15 +324,15 @@ class Workload:
         self._context.watchdog.track(step.session)
         self._enter(Phase.SETUP if is_setup else Phase.RUNNING)
         stopped = self._wait_for_step(step, log)
-        process_exit = step.exit(during_setup=is_setup)
-        if not is_setup or stopped or process_exit.failed:
+        exit = step.exit(during_setup=is_setup)
+        if not is_setup or stopped or exit.status != 0:
             self._end_all()
         pipe.flush()
         tail = log.tail(exit_diagnosis.TAIL_LINES, log_start)
-        log.note(f"{process_exit.description} after {step.seconds:.1f} s")
+        log.note(f"{exit_diagnosis.describe(exit)} after {step.seconds:.1f} s")
         if stopped:
-            return exit_diagnosis.exit_of_stopped(process_exit, self._stop_reason, self._fault)
-        return exit_diagnosis.exit_of_finished(process_exit, tail)
+            return exit_diagnosis.exit_of_stopped(exit, self._stop_reason, self._fault)
+        return exit_diagnosis.exit_of_finished(exit, step.oom_kills, tail)
 
     def _program(self, argv: tuple[str, ...]) -> StepProgram:
         if self._image is None:

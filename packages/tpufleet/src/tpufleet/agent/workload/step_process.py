@@ -8,23 +8,23 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+import msgspec
+
 from tpufleet.agent import threads
 from tpufleet.agent.workload import exit_diagnosis, processes
 from tpufleet.agent.workload.containment import AttemptProcesses
 from tpufleet.agent.workload.environment import RUN_DIR_VARIABLE
-from tpufleet.agent.workload.exit_diagnosis import ProcessExit
 from tpufleet.clocks import Clock
 from tpufleet.linux.launcher_environment import launcher_environment
+from tpufleet.model.fleet.hosts import Exit
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepProgram:
+class StepProgram(msgspec.Struct, frozen=True, kw_only=True):
     argv: Sequence[str]
     env: Mapping[str, str]  # of `argv` alone: a program that starts it sees nothing of it
     input: bytes = b""
@@ -65,17 +65,19 @@ class StepProcess:
         self.finished = True
         self._on_exit()
 
-    def exit(self, *, during_setup: bool) -> ProcessExit:
+    def exit(self, *, during_setup: bool) -> Exit:
         """Available once it has finished."""
         assert self._exited_at is not None
-        oom_kills = exit_diagnosis.oom_kill_count(self._oom_events_file) - self._oom_kills_before
-        return ProcessExit(
+        return Exit(
             at=self._exited_at,
             status=self._exit_code if self._exit_code >= 0 else None,
             signal=-self._exit_code if self._exit_code < 0 else None,
             during_setup=during_setup,
-            oom_kills=oom_kills,
         )
+
+    @property
+    def oom_kills(self) -> int:
+        return exit_diagnosis.oom_kill_count(self._oom_events_file) - self._oom_kills_before
 
     def reap(self) -> None:
         self._process.wait()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+import msgspec
+
 from tpufleet.model.fleet.host_commands import HostCommand
 from tpufleet.model.fleet.hosts import Exit, HostId, NoticeKind, Phase, Progress, ProgressPoint
 from tpufleet.model.job.attempts import AttemptId, EnvironmentReport
@@ -39,8 +41,7 @@ class Heartbeat:
     points: tuple[ProgressPoint, ...] = ()  # since the last answered heartbeat, oldest first
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SliceTokenRequest:
+class SliceTokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Agent → control plane: the first request of a host whose provider could only pass it a
     bootstrap token that others can read. A retry with the same `nonce` has the same result."""
 
@@ -48,8 +49,7 @@ class SliceTokenRequest:
     nonce: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SliceTokenReply:
+class SliceTokenReply(msgspec.Struct, frozen=True, kw_only=True):
     """Control plane → agent: the token of the slice, issued once to each host."""
 
     token: str

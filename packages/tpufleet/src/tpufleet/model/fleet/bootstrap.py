@@ -3,7 +3,7 @@ plane's own API is not needed (guest attributes of a TPU VM)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tpufleet.errors import BadInput
@@ -50,14 +50,7 @@ def parse_report(text: str) -> BootstrapReport | None:
         report = encoding.from_json(text, BootstrapReport)
     except BadInput:
         return None
-    return BootstrapReport(
-        host=report.host,
-        stage=report.stage,
-        failed=report.failed,
-        message=" ".join(report.message.split())[:MAX_MESSAGE_LENGTH],
-        untrusted=report.untrusted,
-        slice_id=report.slice_id,
-    )
+    return replace(report, message=" ".join(report.message.split())[:MAX_MESSAGE_LENGTH])
 
 
 def to_json(report: BootstrapReport) -> str:

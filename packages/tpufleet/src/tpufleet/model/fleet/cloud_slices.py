@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+import msgspec
 
 from tpufleet.model.fleet.bootstrap import BootstrapReport
 from tpufleet.model.fleet.hosts import NoticeKind
@@ -24,8 +25,7 @@ class CloudState(StrEnum):
     REFUSED = "refused"  # see `refusal`; may still have to be deleted
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CloudSlice:
+class CloudSlice(msgspec.Struct, frozen=True, kw_only=True):
     """A slice in a provider's listing."""
 
     id: SliceId
@@ -49,8 +49,7 @@ class CloudSlice:
         return expected_up and not self.lost_hosts and self.notice is None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpectedSlice:
+class ExpectedSlice(msgspec.Struct, frozen=True, kw_only=True):
     """A slice that is recorded as existing."""
 
     id: SliceId

@@ -8,7 +8,8 @@ https://cloud.google.com/kubernetes-engine/docs/how-to/consuming-reservations
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from tpufleet.errors import BadInput
 
@@ -23,8 +24,7 @@ _PATH = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ComputeReservation:
+class ComputeReservation(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     project: str = ""  # empty: that of the cluster
     block: str = ""  # empty: any

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import msgspec
+
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import topology
 
@@ -54,8 +56,7 @@ def check_name(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class NamedProperties:
+class NamedProperties(msgspec.Struct, frozen=True):
     """What the name of a node says about it; None where it says nothing."""
 
     accelerator: str | None = None
@@ -89,8 +90,7 @@ def fleet_members(zones: Sequence[str], workers_per_zone: int) -> list[FleetMemb
     ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRequest:
+class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of a node to create."""
 
     accelerator: str
@@ -99,8 +99,7 @@ class NodeRequest:
     autostop: timedelta | None = None  # delete the node this long after its creation
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeInfo:
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A node as the Cloud TPU API reports it."""
 
     name: str
@@ -115,8 +114,7 @@ class NodeInfo:
     message: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CreatedNode:
+class CreatedNode(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a request to create a node."""
 
     node: NodeInfo

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+
+import msgspec
 
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.fleet.slices import SliceId
@@ -26,8 +27,7 @@ class HostCommandKind(StrEnum):
     PROFILE = "profile"  # record a trace of the job's program; its archive is a file of the result
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostCommand:
+class HostCommand(msgspec.Struct, frozen=True, kw_only=True):
     """Control plane → agent. Run once, beside the workload."""
 
     id: str
@@ -37,20 +37,14 @@ class HostCommand:
     duration: timedelta = timedelta(0)  # of a profile
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostCommandRequest:
+class HostCommandRequest(HostCommand, frozen=True, kw_only=True):
     """User → control plane. The sender chooses the id, so that a resend is the same command."""
 
-    id: str
     kind: HostCommandKind = HostCommandKind.COMMAND
-    command: tuple[str, ...] = ()
     host: int | None = None  # index in the slice; None: all
-    timeout: timedelta = timedelta(minutes=1)
-    duration: timedelta = timedelta(0)  # of a profile
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostCommandResult:
+class HostCommandResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome on one host."""
 
     host_id: HostId
@@ -61,8 +55,7 @@ class HostCommandResult:
     message: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SentHostCommand:
+class SentHostCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A command in flight. Deleted soon after, because commands are private to their users."""
 
     host_command: HostCommand
@@ -72,8 +65,7 @@ class SentHostCommand:
     job_id: JobId | None = None  # only while this job holds the slice; None: at any time
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostCommandReport:
+class HostCommandReport(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     hosts: tuple[HostId, ...]  # that it was sent to
     results: tuple[HostCommandResult, ...]
@@ -90,8 +82,7 @@ class Health(StrEnum):
     FAILED = "bad"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckResult:
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one check."""
 
     check: str
@@ -102,7 +93,6 @@ class CheckResult:
     remedy: str = ""  # what a user can do
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiagnosticReport:
+class DiagnosticReport(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[CheckResult, ...]
     at: datetime

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+import msgspec
+
 from tpufleet.model.job.jobs import Capacity, JobId
 
 
@@ -25,8 +27,7 @@ class InventoryState(StrEnum):
     AVAILABLE = "not created"  # room in a pool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InventoryNote:
+class InventoryNote(msgspec.Struct, frozen=True, kw_only=True):
     """What people wrote about a slice or a pool."""
 
     id: str
@@ -37,8 +38,7 @@ class InventoryNote:
     changed_at: datetime | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InventoryChange:
+class InventoryChange(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that are missing stay as they are; empty text removes one."""
 
     alias: str | None = None
@@ -69,8 +69,7 @@ class InventoryRow:
     node: str = ""  # adopted: the name of the node that a person made
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChipCount:
+class ChipCount(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str
     zone: str
     chips: int  # of slices that are there or being created

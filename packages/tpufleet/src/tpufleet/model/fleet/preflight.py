@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class CheckStatus(StrEnum):
@@ -14,12 +15,27 @@ class CheckStatus(StrEnum):
     SKIPPED = "skipped"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     status: CheckStatus
     message: str
     fix: str = ""  # a command that can be pasted, or what to write where
+
+
+def ok(name: str, message: str) -> Check:
+    return Check(name=name, status=CheckStatus.OK, message=message)
+
+
+def warning(name: str, message: str, fix: str = "") -> Check:
+    return Check(name=name, status=CheckStatus.WARNING, message=message, fix=fix)
+
+
+def failed(name: str, message: str, fix: str) -> Check:
+    return Check(name=name, status=CheckStatus.FAILED, message=message, fix=fix)
+
+
+def skipped(name: str, message: str) -> Check:
+    return Check(name=name, status=CheckStatus.SKIPPED, message=message)
 
 
 def passed(checks: Iterable[Check]) -> bool:

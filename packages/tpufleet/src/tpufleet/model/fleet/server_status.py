@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
+
 from tpufleet.model.fleet.pools import CapacityRefusal
 from tpufleet.model.job.jobs import JobState
 
@@ -29,8 +31,7 @@ class ProviderProblem:
     retry_at: datetime | None = None  # when it is tried again, if known
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProviderHealth:
+class ProviderHealth(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     answered_at: datetime | None = None  # last successful call
     problems: tuple[ProviderProblem, ...] = ()
@@ -38,8 +39,7 @@ class ProviderHealth:
     default: bool = False  # of jobs that name no provider
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ControllerReport:
+class ControllerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Written by the controller that holds the lease."""
 
     holder: str
@@ -60,16 +60,14 @@ class LoggedError:
     count: int = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LocalJobs:
+class LocalJobs(msgspec.Struct, frozen=True, kw_only=True):
     """Which guarantee holds for jobs on the provider `local`, which run on the server's machine."""
 
     description: str
     isolated: bool  # they cannot see the server's state
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SeenServer:
+class SeenServer(msgspec.Struct, frozen=True, kw_only=True):
     """A server that uses the same store."""
 
     name: str
@@ -77,8 +75,7 @@ class SeenServer:
     seen_at: datetime  # when it last said that it runs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerStatus:
+class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     now: datetime
     controller: ControllerReport | None  # None: no controller has reported yet

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class EndReason(StrEnum):
@@ -42,8 +43,7 @@ class RetryBudget(StrEnum):
     INFRASTRUCTURE = "infrastructure"
 
 
-@dataclass(frozen=True, slots=True)
-class EndReasonInfo:
+class EndReasonInfo(msgspec.Struct, frozen=True):
     """The meaning of a reason, and the budget that a retry is charged to."""
 
     description: str

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tpufleet.model.job.end_reasons import EndReason
 
@@ -91,8 +92,7 @@ def _exceptions_of_chain(lines: Sequence[str], start: int, closing: int) -> list
     return chain[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(msgspec.Struct, frozen=True):
     reason: EndReason
     pattern: re.Pattern[str]
 
@@ -166,8 +166,7 @@ BENIGN: tuple[re.Pattern[str], ...] = tuple(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The reason that the last log lines point to, with the line."""
 
     reason: EndReason

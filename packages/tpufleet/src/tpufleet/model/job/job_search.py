@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import operator
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 from tpufleet.errors import BadInput
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
@@ -39,8 +42,7 @@ class SearchField(StrEnum):
     PARENT = "parent"
 
 
-@dataclass(frozen=True, slots=True)
-class FieldTerm:
+class FieldTerm(msgspec.Struct, frozen=True):
     """The field equals one of these values, or matches one with wildcards."""
 
     field: SearchField
@@ -49,14 +51,12 @@ class FieldTerm:
     case_sensitive: frozenset[str] = frozenset()  # those of the values for which case counts
 
 
-@dataclass(frozen=True, slots=True)
-class TextTerm:
+class TextTerm(msgspec.Struct, frozen=True):
     text: str  # lower case
     negated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MetricTerm:
+class MetricTerm(msgspec.Struct, frozen=True):
     """The last value that the job reported."""
 
     name: str
@@ -65,8 +65,7 @@ class MetricTerm:
     negated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedTerm:
+class SubmittedTerm(msgspec.Struct, frozen=True):
     """Submitted at this moment or later; `before`: earlier than that."""
 
     moment: datetime
@@ -77,8 +76,7 @@ class SubmittedTerm:
 SearchTerm = FieldTerm | TextTerm | MetricTerm | SubmittedTerm
 
 
-@dataclass(frozen=True, slots=True)
-class JobSearch:
+class JobSearch(msgspec.Struct, frozen=True):
     terms: tuple[SearchTerm, ...] = ()
     archived: bool | None = None  # `is:archived`; None: not stated
 
@@ -101,7 +99,11 @@ class JobSearch:
         return replace(self, terms=terms)
 
 
-OPERATORS = ("<=", ">=", "!=", "<", ">", "=")
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le, ">=": operator.ge, "!=": operator.ne,
+    "<": operator.lt, ">": operator.gt, "=": operator.eq,
+}  # fmt: skip
+OPERATORS = tuple(_COMPARE)
 KEYS = (*(field.value for field in SearchField), "since", "until", "is")
 _SYNONYMS = {
     "user": "owner",
@@ -201,9 +203,9 @@ def _metric_term(comparison: re.Match[str], written: str, negated: bool) -> Metr
     try:
         value = float(comparison[3])
     except ValueError as error:
-        name, operator = comparison[1], comparison[2]
+        name, sign = comparison[1], comparison[2]
         raise BadInput(
-            f"{written!r}: {comparison[3][:40]!r} is not a number; write {name}{operator}0.3, or "
+            f"{written!r}: {comparison[3][:40]!r} is not a number; write {name}{sign}0.3, or "
             f'"{written[:40]}" in quotation marks to search for the text'
         ) from error
     return MetricTerm(comparison[1], comparison[2], value, negated)
@@ -283,32 +285,19 @@ def _matches(job: Job, term: SearchTerm, metrics: Mapping[str, float]) -> bool:
 
 
 def compare(value: float, term: MetricTerm) -> bool:
-    results = {
-        "<": value < term.value,
-        "<=": value <= term.value,
-        ">": value > term.value,
-        ">=": value >= term.value,
-        "=": value == term.value,
-        "!=": value != term.value,
-    }
-    return results[term.operator]
+    return _COMPARE[term.operator](value, term.value)
 
 
 def _field_values(job: Job, field: SearchField) -> tuple[str, ...]:
-    match field:
-        case SearchField.OWNER:
-            return (job.owner,)
-        case SearchField.TAG:
-            return job.spec.tags
-        case SearchField.STATE:
-            return (job.state.value,)
-        case SearchField.NAME:
-            return (job.spec.name,)
-        case SearchField.POOL:
-            return (job.spec.pool or "",)
-        case SearchField.TYPE:
-            return (job.spec.accelerator,)
-        case SearchField.ID:
-            return (job.id,)
-        case SearchField.PARENT:
-            return (job.parent or "",)
+    if field is SearchField.TAG:
+        return job.spec.tags
+    values: dict[SearchField, str | None] = {
+        SearchField.OWNER: job.owner,
+        SearchField.STATE: job.state.value,
+        SearchField.NAME: job.spec.name,
+        SearchField.POOL: job.spec.pool,
+        SearchField.TYPE: job.spec.accelerator,
+        SearchField.ID: job.id,
+        SearchField.PARENT: job.parent,
+    }
+    return (values[field] or "",)

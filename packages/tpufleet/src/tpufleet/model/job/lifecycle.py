@@ -7,55 +7,33 @@ from enum import StrEnum
 
 from tpufleet.model.fleet.slices import SliceState
 from tpufleet.model.job.attempts import AttemptState
-from tpufleet.model.job.jobs import JobState
+from tpufleet.model.job.jobs import ENDED_STATES, JobState
+
+J, A, S = JobState, AttemptState, SliceState
 
 JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset(
-        {JobState.WAITING, JobState.STARTING, JobState.FAILED, JobState.CANCELLED}
-    ),
-    JobState.WAITING: frozenset(
-        {JobState.QUEUED, JobState.STARTING, JobState.FAILED, JobState.CANCELLED}
-    ),
-    JobState.STARTING: frozenset(
-        {
-            JobState.RUNNING,
-            JobState.RECOVERING,
-            JobState.SUCCEEDED,
-            JobState.FAILED,
-            JobState.CANCELLED,
-        }
-    ),
-    JobState.RUNNING: frozenset(
-        {JobState.RECOVERING, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
-    ),
-    JobState.RECOVERING: frozenset(
-        {JobState.STARTING, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
-    ),
-    JobState.SUCCEEDED: frozenset(),
-    JobState.FAILED: frozenset(),
-    JobState.CANCELLED: frozenset(),
+    J.QUEUED: frozenset({J.WAITING, J.STARTING, J.FAILED, J.CANCELLED}),
+    J.WAITING: frozenset({J.QUEUED, J.STARTING, J.FAILED, J.CANCELLED}),
+    J.STARTING: frozenset({J.RUNNING, J.RECOVERING, *ENDED_STATES}),
+    J.RUNNING: frozenset({J.RECOVERING, *ENDED_STATES}),
+    J.RECOVERING: frozenset({J.STARTING, *ENDED_STATES}),
+    **dict.fromkeys(ENDED_STATES, frozenset()),
 }
 
 ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
-    AttemptState.STARTING: frozenset(
-        {AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ENDED}
-    ),
-    AttemptState.RUNNING: frozenset({AttemptState.STOPPING, AttemptState.ENDED}),
-    AttemptState.STOPPING: frozenset({AttemptState.ENDED}),
-    AttemptState.ENDED: frozenset(),
+    A.STARTING: frozenset({A.RUNNING, A.STOPPING, A.ENDED}),
+    A.RUNNING: frozenset({A.STOPPING, A.ENDED}),
+    A.STOPPING: frozenset({A.ENDED}),
+    A.ENDED: frozenset(),
 }
 
 SLICE_TRANSITIONS: dict[SliceState, frozenset[SliceState]] = {
-    SliceState.REQUESTED: frozenset(
-        {SliceState.BOOTING, SliceState.READY, SliceState.RELEASING, SliceState.GONE}
-    ),
-    SliceState.BOOTING: frozenset(
-        {SliceState.READY, SliceState.DOOMED, SliceState.RELEASING, SliceState.GONE}
-    ),
-    SliceState.READY: frozenset({SliceState.DOOMED, SliceState.RELEASING, SliceState.GONE}),
-    SliceState.DOOMED: frozenset({SliceState.RELEASING, SliceState.GONE}),
-    SliceState.RELEASING: frozenset({SliceState.GONE}),
-    SliceState.GONE: frozenset(),
+    S.REQUESTED: frozenset({S.BOOTING, S.READY, S.RELEASING, S.GONE}),
+    S.BOOTING: frozenset({S.READY, S.DOOMED, S.RELEASING, S.GONE}),
+    S.READY: frozenset({S.DOOMED, S.RELEASING, S.GONE}),
+    S.DOOMED: frozenset({S.RELEASING, S.GONE}),
+    S.RELEASING: frozenset({S.GONE}),
+    S.GONE: frozenset(),
 }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from tpufleet.model.job.jobs import JobId
 
@@ -13,8 +14,7 @@ MAX_METRICS = 100  # names per point
 STEP = "step"  # searched like a metric: `step>1000`
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricPoint:
+class MetricPoint(msgspec.Struct, frozen=True, kw_only=True):
     """What process 0 reported at one moment."""
 
     job_id: JobId

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -116,8 +115,7 @@ class PodSettings(msgspec.Struct, frozen=True, kw_only=True):
     tolerations: Annotated[tuple[Taint, ...], about("Taints that the pods tolerate.")] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Toleration:
+class Toleration(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     value: str | None = None  # None: any
     effect: str | None = None  # None: any

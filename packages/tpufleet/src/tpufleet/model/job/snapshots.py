@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tpufleet.errors import BadInput
 
@@ -24,8 +25,7 @@ MAX_LINK_STEPS = 1_000_000
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotEntry:
+class SnapshotEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A file, or a link when it has a target. Folders are implied by the paths below them."""
 
     path: str  # relative, with forward slashes

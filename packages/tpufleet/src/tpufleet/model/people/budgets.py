@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -33,16 +32,14 @@ class BudgetPeriod(StrEnum):
     TOTAL = "total"  # never starts again
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
     scope: BudgetScope
     name: str  # of the user or the pool; "*": each user without a budget of their own
     usd: float
     period: BudgetPeriod = BudgetPeriod.MONTH
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetUse:
+class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
     """What one user or pool has spent of a budget."""
 
     scope: BudgetScope
@@ -61,8 +58,7 @@ class BudgetUse:
         return self.spent >= self.usd
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetReport:
+class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
     budgets: tuple[BudgetUse, ...]
     now: datetime
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
+
 from tpufleet.model.job.jobs import Capacity, JobId
 
 # Name in the store's metadata of the costs that are settled.
@@ -35,24 +37,21 @@ class CostRow:
         return self.running - self.lost - self.unknown
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CostReport:
+class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[CostRow, ...]
     now: datetime
     # What was billed before is summed by owner; None: there are rows of all jobs.
     jobs_since: datetime | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SettledCosts:
+class SettledCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What was billed before a moment, by owner, pool and type: it does not change any more."""
 
     until: datetime
     rows: tuple[CostRow, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StockRow:
+class StockRow(msgspec.Struct, frozen=True, kw_only=True):
     """Grants and refusals of one type of slice from one source."""
 
     provider: str
@@ -68,7 +67,6 @@ class StockRow:
     message: str = ""  # from the last refusal
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StockReport:
+class StockReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[StockRow, ...]
     now: datetime

@@ -12,6 +12,8 @@ from datetime import tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
+
 from tpufleet.errors import BadInput
 
 SettingValue = bool | int | str
@@ -23,8 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _ZONES = {"us": "America/New_York", "cn": "Asia/Shanghai"}
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     default: SettingValue
     description: str
     least: int = 0
@@ -75,15 +76,14 @@ class Preferences:
         return {name: path for name, path in merged.items() if path}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreferenceChanges:
+class PreferenceChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Entries to set; None removes one."""
 
-    settings: dict[str, SettingValue | None] = field(default_factory=dict)
-    config_aliases: dict[str, str | None] = field(default_factory=dict)
-    tpu_aliases: dict[str, str | None] = field(default_factory=dict)
-    folders: dict[str, str | None] = field(default_factory=dict)
-    views: dict[str, str | None] = field(default_factory=dict)
+    settings: dict[str, SettingValue | None] = {}
+    config_aliases: dict[str, str | None] = {}
+    tpu_aliases: dict[str, str | None] = {}
+    folders: dict[str, str | None] = {}
+    views: dict[str, str | None] = {}
     reset_settings: bool = False  # before the others
 
 

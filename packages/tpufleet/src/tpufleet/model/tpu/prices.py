@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -16,8 +15,7 @@ from tpufleet.model.tpu import topology
 from tpufleet.schema import about
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Price:
+class Price(msgspec.Struct, frozen=True, kw_only=True):
     generation: str
     capacity: Capacity
     usd: float  # for one chip, one hour
@@ -81,8 +79,7 @@ def source_price(
     return None if usd is None else usd * topology.find(spec.accelerator).chips * spec.slices
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """What a job costs while it runs, before it is launched."""
 
     chips: int

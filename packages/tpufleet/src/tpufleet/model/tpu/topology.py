@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
+
+import msgspec
 
 from tpufleet import schema
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import tpu_types
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Accelerator:
+class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     """One type of slice."""
 
     name: str  # as the Cloud TPU API spells it: v5litepod-16

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+
+import msgspec
 
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import topology
@@ -53,8 +54,7 @@ _OFFERS: tuple[tuple[str, tuple[str, ...], ZoneAccess, tuple[str, ...]], ...] = 
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ZoneOffer:
+class ZoneOffer(msgspec.Struct, frozen=True, kw_only=True):
     """One TPU type in one zone."""
 
     accelerator: str

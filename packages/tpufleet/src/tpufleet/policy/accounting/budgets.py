@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import msgspec
 
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.job.jobs import Job, JobSpec
@@ -19,8 +20,7 @@ ALERTS = (0.8, 1.0)
 Prices = Mapping[tuple[str, str], Price]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Alert:
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
     """A budget of which a share has been spent."""
 
     use: BudgetUse
@@ -138,8 +138,7 @@ def hold_reason(job: Job, uses: Iterable[BudgetUse]) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitReached:
+class LimitReached(msgspec.Struct, frozen=True):
     """A limit that stops a job, and how to continue it."""
 
     reason: str

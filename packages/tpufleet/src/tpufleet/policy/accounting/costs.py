@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from tpufleet.model.fleet.pools import CapacityRefusal, RefusalKind
 from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, LossReason, SliceId, TpuSlice
@@ -117,11 +118,7 @@ def _waited(
     """How long the job that holds the slice has held it without an attempt. A slice of a pool may
     have been idle, or used by other jobs, before."""
     own = [attempt for attempt in attempts if attempt.job_id == tpu_slice.job_id]
-    since = tpu_slice.assigned_at
-    if since is None:  # stored before this was recorded
-        first = min((attempt.created_at for attempt in own), default=span[1])
-        since = span[0] if tpu_slice.pool is None else first
-    held = (max(span[0], since), span[1])
+    held = (max(span[0], tpu_slice.assigned_at or span[0]), span[1])
     used = sum(
         (_overlap(held, attempt.created_at, attempt.ended_at or now) for attempt in own),
         timedelta(0),
@@ -149,17 +146,11 @@ def by_owner(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
     sums: dict[tuple[str, str, str, Capacity, bool], CostRow] = {}
     for row in rows:
         key = (row.owner, row.pool or "", row.accelerator, row.capacity, row.simulated)
-        other = sums.get(key)
-        sums[key] = replace(
-            row,
-            job_id=None,
-            job_name="",
-            slices=row.slices + (other.slices if other else 0),
-            chip_hours=row.chip_hours + (other.chip_hours if other else 0.0),
-            running=row.running + (other.running if other else 0.0),
-            lost=row.lost + (other.lost if other else 0.0),
-            unknown=row.unknown + (other.unknown if other else 0.0),
-        )
+        added: dict[str, Any] = {}
+        if other := sums.get(key):
+            summed = ("slices", "chip_hours", "running", "lost", "unknown")
+            added = {name: getattr(row, name) + getattr(other, name) for name in summed}
+        sums[key] = replace(row, job_id=None, job_name="", **added)
     return tuple(sums[key] for key in sorted(sums))
 
 

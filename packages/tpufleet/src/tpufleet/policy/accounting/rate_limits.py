@@ -3,26 +3,24 @@ time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import msgspec
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RateLimit:
+
+class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     per_second: float
     burst: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenBucket:
+class TokenBucket(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller has left, and since when it has been refilled."""
 
     tokens: float
     at: datetime
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConcurrencyLimit:
+class ConcurrencyLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Of the requests of one caller."""
 
     running: int  # at a time, until the client has received the response

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from tpufleet.model.job.jobs import JobId
 from tpufleet.model.people.retention_rules import RetentionRule
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredFiles:
+class StoredFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Files of one kind of a job that has ended."""
 
     job_id: JobId
@@ -19,8 +19,7 @@ class StoredFiles:
     size: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Deletion:
+class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     files: StoredFiles
     reason: str
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+import msgspec
+
 from tpufleet.model.events import Event
 from tpufleet.model.fleet.hosts import Host, Phase, Progress
 from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlice, source_text
@@ -32,14 +34,13 @@ _END_STATES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobView:
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """A job with its attempts, slices and hosts."""
 
     job: Job
     attempts: tuple[Attempt, ...] = ()
-    slices: Mapping[SliceId, TpuSlice] = field(default_factory=dict)  # held, or of its attempt
-    hosts: Mapping[SliceId, tuple[Host, ...]] = field(default_factory=dict)
+    slices: Mapping[SliceId, TpuSlice] = {}  # held, or of its attempt
+    hosts: Mapping[SliceId, tuple[Host, ...]] = {}
     progress: Progress | None = None  # latest of the live attempt
     present_since: datetime | None = None  # since when hosts could report without a gap
 
@@ -442,13 +443,8 @@ def _has_exited(host: Host, attempt: Attempt) -> bool:
 
 
 def _loss_end_reason(tpu_slice: TpuSlice | None) -> EndReason:
-    if tpu_slice is None or tpu_slice.loss is None:
-        return EndReason.HOST_LOST
-    return {
-        LossReason.PREEMPTED: EndReason.PREEMPTED,
-        LossReason.MAINTENANCE: EndReason.MAINTENANCE,
-        LossReason.OUT_OF_MEMORY: EndReason.OUT_OF_HOST_MEMORY,
-    }.get(tpu_slice.loss, EndReason.HOST_LOST)
+    loss = tpu_slice.loss if tpu_slice is not None else None
+    return verdicts.END_REASON_OF_LOSS.get(loss or LossReason.HOST_LOST, EndReason.HOST_LOST)
 
 
 def _stopping_state(job: Job) -> JobState:

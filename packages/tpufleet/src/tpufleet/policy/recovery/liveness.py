@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import msgspec
+
 from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.model.fleet.hosts import HostId, Progress
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
@@ -81,8 +83,7 @@ def clock_step(before: Presence, now: datetime, uptime: timedelta) -> timedelta:
 # Silent hosts.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Silence:
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
     """A host whose last report has not changed since the controller first found it old."""
 
     seen_at: datetime  # by the clock of the server that received the report
@@ -187,29 +188,17 @@ def is_futile(creations: int, ran_for: timedelta) -> bool:
     return creations >= MAX_FUTILE_CREATIONS or (creations > 1 and ran_for >= MAX_FUTILE_TIME)
 
 
-def is_mute(
-    tpu_slice: TpuSlice,
-    connected: int,
-    reports: Sequence[BootstrapReport],
-    now: datetime,
-    present_since: datetime | None = None,
-) -> bool:
-    """Nothing was heard from its machines for so long that nothing will be."""
-    if connected or reports or tpu_slice.up_at is None:
-        return False
-    since = max(tpu_slice.up_at, present_since or tpu_slice.up_at)
-    return now - since >= SILENT_BOOT_LIMIT
-
-
 def is_stuck(
     tpu_slice: TpuSlice,
+    connected: int,
     reports: Sequence[BootstrapReport],
     progress_at: datetime,
     now: datetime,
     present_since: datetime | None = None,
 ) -> bool:
-    """Hosts report their start-up, but no stage and no connection has changed for long."""
-    if not reports or tpu_slice.up_at is None:
+    """Its machines run, and for long nothing was heard from them, or no stage of their start-up and
+    no connection has changed."""
+    if tpu_slice.up_at is None or (connected and not reports):
         return False
     since = max(tpu_slice.up_at, progress_at, present_since or progress_at)
     return now - since >= SILENT_BOOT_LIMIT

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+
+import msgspec
 
 from tpufleet.backoff import BackoffPolicy
 from tpufleet.model.job.attempts import Attempt
@@ -35,8 +36,7 @@ class RetryAction(StrEnum):
     NEW_SLICES = "new_slices"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetryDecision:
+class RetryDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What follows an ended attempt, and why."""
 
     action: RetryAction
@@ -57,11 +57,8 @@ def decide_retry(job: Job, ended: Attempt, history: Sequence[Attempt]) -> RetryD
     info = END_REASONS[reason]
     if reason is EndReason.FINISHED:
         return RetryDecision(action=RetryAction.SUCCEED, reason=ended.message)
-    if reason is EndReason.CANCELLED:
-        return RetryDecision(
-            action=RetryAction.CANCEL, reason=f"cancelled by {job.cancel_requested_by}"
-        )
-
+    if reason is EndReason.CANCELLED:  # who did it is said when the job ends
+        return RetryDecision(action=RetryAction.CANCEL, reason=ended.message)
     if reason is EndReason.OVER_BUDGET:
         advice = job.advice or info.advice  # set when it was found to be over its limit
         return RetryDecision(action=RetryAction.FAIL, reason=ended.message, advice=advice)

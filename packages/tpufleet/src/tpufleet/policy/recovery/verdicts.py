@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import msgspec
 
 from tpufleet.model.fleet.hosts import Exit, Host, Phase
 from tpufleet.model.fleet.slices import LossReason, TpuSlice
@@ -25,7 +26,7 @@ LOSS_DETECTION_DELAY = timedelta(seconds=60)
 _DECIDED_BY_CONTROLLER = frozenset(
     {EndReason.CANCELLED, EndReason.TIMEOUT, EndReason.SUPERSEDED, EndReason.HUNG}
 )
-_END_REASON_OF_LOSS = {
+END_REASON_OF_LOSS = {
     LossReason.PREEMPTED: EndReason.PREEMPTED,
     LossReason.MAINTENANCE: EndReason.MAINTENANCE,
     LossReason.HOST_LOST: EndReason.HOST_LOST,
@@ -44,8 +45,7 @@ LOSS_DESCRIPTIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: EndReason
     message: str
     failed_host: str | None = None  # the one that decided
@@ -65,10 +65,10 @@ def judge(attempt: Attempt, slices: Sequence[TpuSlice], hosts: Sequence[Host]) -
     all_slices = {host.slice_id for host, _ in unstopped} == set(attempt.slices)
     if all_slices and len(unstopped) == len(hosts) and all(exit.clean for _, exit in unstopped):
         return Verdict(reason=EndReason.FINISHED, message="all processes exited with status 0")
-    if attempt.stop_reason in _DECIDED_BY_CONTROLLER:
-        return Verdict(
-            reason=attempt.stop_reason, message=END_REASONS[attempt.stop_reason].description
-        )
+    asked = attempt.stop_reason
+    stopped = Verdict(reason=asked, message=END_REASONS[asked].description) if asked else None
+    if stopped and asked in _DECIDED_BY_CONTROLLER:
+        return stopped
     failures = sorted(
         ((host, exit) for host, exit in own_exits if not exit.clean),
         key=lambda pair: (pair[1].at, pair[0].slice_id, pair[0].index),
@@ -83,11 +83,7 @@ def judge(attempt: Attempt, slices: Sequence[TpuSlice], hosts: Sequence[Host]) -
         return Verdict(
             reason=cause_of(exit), message=describe_exit(host, exit), failed_host=host.id
         )
-    if attempt.stop_reason:
-        return Verdict(
-            reason=attempt.stop_reason, message=END_REASONS[attempt.stop_reason].description
-        )
-    return Verdict(
+    return stopped or Verdict(
         reason=EndReason.HOST_LOST, message="an agent restarted and its processes are gone"
     )
 
@@ -120,7 +116,7 @@ def _earliest_loss(
     """When the first slice was lost, with the reason and message of the loss that explains most."""
     lost: list[tuple[datetime, EndReason, str]] = []
     for tpu_slice in slices:
-        reason = _END_REASON_OF_LOSS.get(tpu_slice.loss) if tpu_slice.loss else None
+        reason = END_REASON_OF_LOSS.get(tpu_slice.loss) if tpu_slice.loss else None
         if reason is not None and tpu_slice.lost_at:
             lost.append((tpu_slice.lost_at, reason, _loss_message(tpu_slice, reason)))
     known = {reason for _, reason, _ in lost}

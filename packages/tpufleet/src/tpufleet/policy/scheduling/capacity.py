@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
+
+import msgspec
 
 from tpufleet.backoff import BackoffPolicy
 from tpufleet.model.fleet.pools import CapacityRefusal, RefusalKind
@@ -40,8 +41,7 @@ class CapacitySource(NamedTuple):
         return source_text(self.provider, self.zone, self.capacity)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceChoice:
+class SourceChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A source to use now; or None, with the reason and when one may become available."""
 
     source: CapacitySource | None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+import msgspec
 
 DEFAULT_HALF_LIFE = timedelta(days=7)
 LEDGER_NAME = "fair_share"  # in the store's metadata
@@ -17,12 +18,11 @@ _CHIP_HOUR = 3600.0
 _NEGLIGIBLE = 1.0  # chip seconds
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UsageLedger:
+class UsageLedger(msgspec.Struct, frozen=True, kw_only=True):
     """Decayed chip seconds of each user at a moment."""
 
     at: datetime
-    usage: dict[str, float] = field(default_factory=dict)
+    usage: dict[str, float] = {}
 
 
 def advance(

@@ -15,6 +15,8 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import NamedTuple
 
+import msgspec
+
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.model.fleet.slices import SliceId
@@ -60,8 +62,7 @@ class PendingJob:
         object.__setattr__(self, "rank", rank)  # computed once: queues are sorted often
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Occupant:
+class Occupant(msgspec.Struct, frozen=True, kw_only=True):
     """A job that holds slices of a pool."""
 
     job_id: JobId
@@ -93,34 +94,31 @@ class FreeSlice(NamedTuple):
         return UsedSlice.OTHERS_FAILED if self.last_failed else UsedSlice.OTHERS_FINISHED
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Supply:
+class Supply(msgspec.Struct, frozen=True, kw_only=True):
     """The capacity to place jobs on."""
 
-    pools: Mapping[str, Pool] = field(default_factory=dict)
-    free: Mapping[str, Sequence[FreeSlice]] = field(default_factory=dict)  # by pool
-    live: Mapping[str, int] = field(default_factory=dict)  # slices of each pool
-    occupants: Mapping[str, Sequence[Occupant]] = field(default_factory=dict)
-    held: Mapping[tuple[str | None, str], int] = field(default_factory=dict)  # by pool and owner
+    pools: Mapping[str, Pool] = {}
+    free: Mapping[str, Sequence[FreeSlice]] = {}  # by pool
+    live: Mapping[str, int] = {}  # slices of each pool
+    occupants: Mapping[str, Sequence[Occupant]] = {}
+    held: Mapping[tuple[str | None, str], int] = {}  # by pool and owner
     # Of each source and accelerator.
-    pending_requests: Mapping[tuple[CapacitySource, str], int] = field(default_factory=dict)
-    pool_sources: Mapping[str, tuple[CapacitySource, ...]] = field(default_factory=dict)
+    pending_requests: Mapping[tuple[CapacitySource, str], int] = {}
+    pool_sources: Mapping[str, tuple[CapacitySource, ...]] = {}
     slices_per_user: int | None = None  # over all pools
-    reservations: Mapping[str, Sequence[Reservation]] = field(default_factory=dict)  # by pool
+    reservations: Mapping[str, Sequence[Reservation]] = {}  # by pool
     exhausted_budgets: Sequence[BudgetUse] = ()
     admins: Collection[str] = ()  # who may use every pool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AssignSlices:
+class AssignSlices(msgspec.Struct, frozen=True, kw_only=True):
     """Assign these free slices of a pool to the job."""
 
     job_id: JobId
     slices: tuple[SliceId, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestSlices:
+class RequestSlices(msgspec.Struct, frozen=True, kw_only=True):
     """Request this many slices from a provider, together."""
 
     source: CapacitySource
@@ -142,16 +140,14 @@ class Wait(NamedTuple):
     asking: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReleaseGang:
+class ReleaseGang(msgspec.Struct, frozen=True, kw_only=True):
     """Release a partial gang, because the rest is unavailable where it is held."""
 
     job_id: JobId
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Supersede:
+class Supersede(msgspec.Struct, frozen=True, kw_only=True):
     """Stop this job: one of higher priority needs its slices."""
 
     job_id: JobId

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import msgspec
 
 from tpufleet.model.job.jobs import JobId
 from tpufleet.policy.scheduling.placement import Occupant
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueuedDemand:
+class QueuedDemand(msgspec.Struct, frozen=True, kw_only=True):
     job_id: JobId
     slices: int  # that it lacks
     runs_for: timedelta | None = None  # its time limit
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """`starts_at` is the latest moment; None while that is unknown."""
 
     job_id: JobId

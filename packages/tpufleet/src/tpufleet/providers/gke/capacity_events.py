@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tpufleet.model.fleet.pools import RefusalKind
 
@@ -31,8 +32,7 @@ _SCALE_UP = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CapacityEvent:
+class CapacityEvent(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     refused: bool  # there will be no nodes here soon: try elsewhere
     kind: RefusalKind = RefusalKind.CAPACITY

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import msgspec
 
 from tpufleet.errors import Conflict, NotFound, PermissionMissing
 from tpufleet.kubernetes.connections import (
@@ -40,8 +41,7 @@ log = logging.getLogger(__name__)
 MAX_WRITE_ATTEMPTS = 5  # on conflicts with other writers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobSetSnapshot:
+class JobSetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """JobSets, each with its pods."""
 
     jobsets: tuple[tuple[Json, tuple[Json, ...]], ...]
@@ -147,10 +147,8 @@ class JobSetClient:
     def create(self, order: Order) -> None:
         """The Secret first, because pods start at once. The JobSet owns it, so they go together."""
         secret = manifests.secret(order, self._settings, slice_slots.initial_slots(order.slices))
-        try:
+        with suppress(Conflict):  # it exists already
             self._connection.create(SECRET, secret)
-        except Conflict:
-            log.info("the Secret of order %s already exists", order.id)
         try:
             with self._writing(JOBSET):
                 created = self._connection.create(JOBSET, manifests.jobset(order, self._settings))

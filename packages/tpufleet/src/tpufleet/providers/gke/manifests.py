@@ -7,10 +7,10 @@ import json
 import re
 from typing import Any
 
-from tpufleet.errors import BadInput, BadRequest
+from tpufleet.errors import BadRequest
 from tpufleet.model.tpu import topology
 from tpufleet.model.tpu.topology import Accelerator
-from tpufleet.providers.base import Order
+from tpufleet.providers.base import Order, find_type
 from tpufleet.providers.gke import keys, kueue, pod_template, slice_slots
 from tpufleet.providers.gke.settings import GkeSettings
 from tpufleet.providers.gke.slice_slots import SliceSlots
@@ -30,10 +30,7 @@ PRIORITIES = (
 
 
 def accelerator_of(order: Order) -> Accelerator:
-    try:
-        accelerator = topology.find(order.accelerator)
-    except BadInput as error:
-        raise BadRequest(str(error)) from error
+    accelerator = find_type(order.accelerator)
     if accelerator.gke_accelerator is None or accelerator.machine_type is None:
         raise BadRequest(
             f"{topology.short_name(order.accelerator)} is not available on GKE; "

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadRequest, NoCapacity
+from tpufleet.errors import BadRequest
 from tpufleet.kubernetes.connections import Connection, Json
 from tpufleet.model.fleet.cloud_slices import CloudSlice, ExpectedSlice
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.slices import SliceId, settings_digest
 from tpufleet.model.job.pod_settings import PodSettings
-from tpufleet.model.tpu.topology import short_name
-from tpufleet.providers.base import Fault, Order, refuse_adoption
+from tpufleet.providers.base import (
+    Fault,
+    Order,
+    no_such_slice,
+    out_of_capacity,
+    refuse_adoption,
+)
 from tpufleet.providers.gke import keys, manifests, settings, slice_slots, slot_updates, states
 from tpufleet.providers.gke.capacity_events import CapacityEvent
 from tpufleet.providers.gke.jobset_client import JobSetClient, JobSetSnapshot, fits_order, pod_uids
@@ -71,7 +77,6 @@ class GkeProvider:
 
     def request(self, order: Order) -> None:
         refuse_adoption(order, self.name)
-        _validate(order)
         manifests.accelerator_of(order)
         with self._lock:
             jobsets = self._jobsets.all()
@@ -126,7 +131,7 @@ class GkeProvider:
         with self._lock:
             jobset = self._jobsets.find_by_slice(slice_id)
             if jobset is None:
-                raise BadRequest(f"no slice {slice_id!r}; list them with `tpu inventory slices`")
+                raise no_such_slice(slice_id)
             # Record first which pods make up the slice.
             self._write_updates(self._jobsets.list_from_server())
             match fault:
@@ -202,11 +207,8 @@ class GkeProvider:
 
     def _check_room(self, order: Order, wanted: Sequence[SliceId], held: int) -> None:
         if self._most is not None and held + len(wanted) > self._most:
-            raise NoCapacity(
-                f"{held} of {self._most} GKE slices in use; cannot add {len(wanted)} x "
-                f"{short_name(order.accelerator)} in {order.zone}; "
-                "raise gke.most_slices or release slices"
-            )
+            detail = f"{held} of {self._most} slices in use (gke.most_slices)"
+            raise out_of_capacity(order.accelerator, order.capacity, order.zone, detail)
 
     def _reuse_slots(self, order: Order, jobsets: Sequence[Json]) -> bool:
         """Use free slots of the same job, whose node pools still exist. True if all slices fit."""
@@ -277,12 +279,6 @@ def _assign(assigned: Mapping[int, SliceId], table: SliceSlots) -> SliceSlots:
             for index, slot in enumerate(table.slots)
         )
     )
-
-
-def _validate(order: Order) -> None:
-    for slice_id in order.slices:
-        if slice_id not in order.tokens:
-            raise BadRequest(f"no token for slice {slice_id} in the order")
 
 
 def open_provider(config: Mapping[str, Any], *, fleet: str, clock: Clock) -> GkeProvider:

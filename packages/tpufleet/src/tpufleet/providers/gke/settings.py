@@ -9,22 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
 from tpufleet.kubernetes import quantities
 from tpufleet.model.fleet import compute_reservations, fleets
-from tpufleet.model.job.pod_settings import OBJECT_NAME, VolumeSource
+from tpufleet.model.job.pod_settings import OBJECT_NAME, Quantity, VolumeSource
 from tpufleet.model.tpu.topology import TypeName
 from tpufleet.schema import about
 
 # Of a section that does not have them yet.
 REQUIRED_EXAMPLE: Mapping[str, Any] = {"image": "registry/tpufleet:1", "zones": ["us-central1-a"]}
-
-
-def _parse_quantity(value: Any) -> str:
-    text = str(value) if type(value) in (int, float) else value
-    if not isinstance(text, str) or not quantities.PATTERN.fullmatch(text):
-        raise BadInput(f"{schema.quote(value)} is not a quantity; write 4 or 16Gi")
-    return text
 
 
 def _parse_reservation(value: Any) -> str:
@@ -37,7 +29,6 @@ _Name = Annotated[
     str, schema.text("name", r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?", example="tpu-training")
 ]
 _Zone = Annotated[str, schema.text("zone", fleets.ZONE.pattern, example="us-central1-a")]
-_Quantity = Annotated[str, schema.custom("quantity", _parse_quantity)]
 _Path = Annotated[str, schema.text("absolute path", r"(/[A-Za-z0-9._-]+)+", example="/data")]
 _Reservation = Annotated[str, schema.custom("reservation", _parse_reservation)]
 
@@ -57,9 +48,9 @@ class GkeSettings(msgspec.Struct, frozen=True, kw_only=True):
     queue: _Name = ""  # Kueue's LocalQueue; empty: without Kueue
     topology_aware: tuple[TypeName, ...] = ()  # accelerators whose Kueue flavor has a topology
     reservations: dict[TypeName, _Reservation] = {}
-    cpu: _Quantity = "4"  # of one host's pod
-    memory: _Quantity = "16Gi"
-    scratch: _Quantity = "100Gi"  # disk
+    cpu: Quantity = "4"  # of one host's pod
+    memory: Quantity = "16Gi"
+    scratch: Quantity = "100Gi"  # disk
     most_slices: Annotated[int, Meta(ge=1)] | None = None  # that this fleet holds at a time
     user: Annotated[int, Meta(ge=1)] = 65532  # UID; pods never run as root
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"

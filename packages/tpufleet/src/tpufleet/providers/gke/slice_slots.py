@@ -7,20 +7,21 @@ pool, and the next slice that the same job requests takes the slot.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.slices import LossReason, SliceId
+from tpufleet.model.values import encoding
 
 ANNOTATION = "tpufleet.dev/seats"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SliceSlot:
+class SliceSlot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slice_id: SliceId | None = None  # None: free
     pods: tuple[str, ...] = ()  # UIDs by host, as of when all pods first ran together
     retired_pods: tuple[str, ...] = ()  # UIDs of pods that served an earlier slice
@@ -63,9 +64,8 @@ class SliceSlot:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SliceSlots:
-    slots: tuple[SliceSlot, ...] = field(default_factory=tuple)
+class SliceSlots(msgspec.Struct, frozen=True):
+    slots: tuple[SliceSlot, ...] = ()
 
     def index_of(self, slice_id: SliceId) -> int | None:
         indexes = (index for index, slot in enumerate(self.slots) if slot.slice_id == slice_id)
@@ -78,7 +78,7 @@ class SliceSlots:
         return SliceSlots((*self.slots[:index], slot, *self.slots[index + 1 :]))
 
     def to_json(self) -> str:
-        return json.dumps([_to_row(slot) for slot in self.slots], separators=(",", ":"))
+        return encoding.to_json(self.slots).decode()
 
 
 def initial_slots(slices: Sequence[SliceId]) -> SliceSlots:
@@ -86,38 +86,8 @@ def initial_slots(slices: Sequence[SliceId]) -> SliceSlots:
 
 
 def parse_slots(text: str) -> SliceSlots:
-    return SliceSlots(tuple(_from_row(row) for row in json.loads(text)))
+    return SliceSlots(encoding.from_json(text, tuple[SliceSlot, ...]))
 
 
 def slots_of(jobset: Mapping[str, Any]) -> SliceSlots:
     return parse_slots(jobset["metadata"]["annotations"][ANNOTATION])
-
-
-def _to_row(slot: SliceSlot) -> dict[str, Any]:
-    row = {
-        "slice": slot.slice_id,
-        "pods": list(slot.pods),
-        "past": list(slot.retired_pods),
-        "lost": slot.loss_message,
-        "loss": slot.loss.value if slot.loss else None,
-        "preempted": slot.preempted,
-        "dead": list(slot.dead_hosts),
-        "notice": slot.notice.value if slot.notice else None,
-        "takenAt": slot.preempt_at.isoformat() if slot.preempt_at else None,
-    }
-    return {key: value for key, value in row.items() if value}
-
-
-def _from_row(row: dict[str, Any]) -> SliceSlot:
-    slice_id = row.get("slice")
-    return SliceSlot(
-        slice_id=SliceId(slice_id) if slice_id else None,
-        pods=tuple(row.get("pods", ())),
-        retired_pods=tuple(row.get("past", ())),
-        loss_message=row.get("lost", ""),
-        loss=LossReason(row["loss"]) if row.get("loss") else None,
-        preempted=bool(row.get("preempted")),
-        dead_hosts=tuple(row.get("dead", ())),
-        notice=NoticeKind(row["notice"]) if row.get("notice") else None,
-        preempt_at=datetime.fromisoformat(row["takenAt"]) if row.get("takenAt") else None,
-    )

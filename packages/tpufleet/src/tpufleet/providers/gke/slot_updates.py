@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState
 from tpufleet.providers.gke import slice_slots, states
@@ -14,8 +16,7 @@ from tpufleet.providers.gke.slice_slots import SliceSlot, SliceSlots
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlotUpdate:
+class SlotUpdate(msgspec.Struct, frozen=True, kw_only=True):
     jobset: Json
     slots: SliceSlots  # to be written
     lost_slots: tuple[int, ...] = ()  # slots whose slice is newly lost

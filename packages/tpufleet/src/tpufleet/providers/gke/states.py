@@ -6,10 +6,11 @@ Decided on typed fields of the Kubernetes API only; messages are for people.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.fleet.hosts import NoticeKind
@@ -48,8 +49,7 @@ class PodLossCause(StrEnum):
         return self not in (PodLossCause.OUT_OF_MEMORY, PodLossCause.AGENT_EXITED)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PodLoss:
+class PodLoss(msgspec.Struct, frozen=True, kw_only=True):
     cause: PodLossCause
     message: str
 
@@ -59,8 +59,7 @@ class PodLoss:
         return LossReason.OUT_OF_MEMORY if oom else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Observation:
+class _Observation(msgspec.Struct, frozen=True):
     state: CloudState
     message: str = ""
     lost_hosts: tuple[int, ...] = ()

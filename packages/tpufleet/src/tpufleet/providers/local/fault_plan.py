@@ -22,23 +22,27 @@ not on its name or the time of the request, so a run can be repeated.
 
 from __future__ import annotations
 
-import difflib
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import yaml
+from msgspec import Meta
 
-from tpufleet.errors import BadInput
+from tpufleet import schema
+from tpufleet.model.values import durations
 from tpufleet.providers.base import Fault
 
+_Span = Annotated[timedelta, durations.within()]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Index = Annotated[int, Meta(ge=0)]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedFault:
+
+class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault, at a time after the boot of its slice."""
 
     after: timedelta
@@ -46,8 +50,7 @@ class PlannedFault:
     host: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FaultSchedule:
+class FaultSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """The faults that a plan holds for one slice."""
 
     boot_time: timedelta = timedelta()
@@ -55,31 +58,42 @@ class FaultSchedule:
     faults: tuple[PlannedFault, ...] = ()  # by time
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stockout:
-    zone: str  # may hold * and ?
-    start: timedelta
-    end: timedelta
+class Stockout(msgspec.Struct, frozen=True, kw_only=True):
+    zone: str = "*"  # may hold * and ?
+    start: _Span = msgspec.field(default=timedelta(), name="from")
+    until: _Span = timedelta.max
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScriptedFault:
-    slice: int
-    planned: PlannedFault
+class ScriptedFault(msgspec.Struct, frozen=True, kw_only=True):
+    slice: _Index = 0
+    after: _Span = timedelta()
+    fault: Fault
+    host: _Index = 0  # of faults of one host
+
+    @property
+    def planned(self) -> PlannedFault:
+        host = self.host if self.fault in HOST_FAULTS else None
+        return PlannedFault(after=self.after, fault=self.fault, host=host)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FaultPlan:
-    seed: int = 0
-    preempt_every: timedelta | None = None
-    notice_share: float = 0.0
-    maintenance_every: timedelta | None = None
-    kill_host_every: timedelta | None = None
-    stall_host_every: timedelta | None = None
-    slow_boot: tuple[timedelta, timedelta] | None = None
-    partial_boot: float = 0.0
+class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
+    seed: _Index = 0
+    preempt_every: _Span | None = None
+    notice_share: _Share = 0.0
+    maintenance_every: _Span | None = None
+    kill_host_every: _Span | None = None
+    stall_host_every: _Span | None = None
+    slow_boot: Annotated[tuple[_Span, ...], Meta(max_length=2)] = ()  # shortest and longest
+    partial_boot: _Share = 0.0
     out_of_stock: tuple[Stockout, ...] = ()
     script: tuple[ScriptedFault, ...] = ()
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        for name in ("preempt_every", "maintenance_every", "kill_host_every", "stall_host_every"):
+            if getattr(self, name) == timedelta():
+                yield name, "must be more than 0 seconds"
+        if self.slow_boot and (len(self.slow_boot) < 2 or self.slow_boot[0] > self.slow_boot[1]):
+            yield "slow_boot", "write [shortest, longest] in seconds"
 
     def schedule_for(self, number: int, hosts: int) -> FaultSchedule:
         """The faults of the n-th slice. Each kind of fault has its own random stream, so that
@@ -104,7 +118,7 @@ class FaultPlan:
 
     def in_stock(self, zone: str, since_start: timedelta) -> bool:
         return not any(
-            fnmatchcase(zone, stockout.zone) and stockout.start <= since_start < stockout.end
+            fnmatchcase(zone, stockout.zone) and stockout.start <= since_start < stockout.until
             for stockout in self.out_of_stock
         )
 
@@ -113,7 +127,7 @@ class FaultPlan:
         return Fault.PREEMPT_NOTICE if announced else Fault.PREEMPT
 
     def _boot(self, number: int) -> timedelta:
-        if self.slow_boot is None:
+        if not self.slow_boot:
             return timedelta()
         low, high = (span.total_seconds() for span in self.slow_boot)
         return timedelta(seconds=self._random(number, "boot").uniform(low, high))
@@ -135,95 +149,5 @@ def load(path: Path) -> FaultPlan:
 
 
 def parse(plan: Mapping[str, Any]) -> FaultPlan:
-    """A plan from a dict in the format above. BadInput names the invalid field."""
-    readers = {
-        "seed": _whole,
-        "notice_share": _share,
-        "partial_boot": _share,
-        "slow_boot": _range,
-        "out_of_stock": _stockouts,
-        "script": _script,
-    }
-    known = [field.name for field in fields(FaultPlan)]
-    _only(plan, known, "")
-    parsed: dict[str, Any] = {
-        name: readers.get(name, _span)(value, name) for name, value in plan.items()
-    }
-    return FaultPlan(**parsed)
-
-
-def _only(entry: Any, known: list[str], where: str) -> None:
-    if not isinstance(entry, Mapping):
-        raise BadInput(f"fault plan{where}: expected a mapping, got {entry!r}")
-    for name in entry:
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-            raise BadInput(f"fault plan{where}: unknown field {name!r}; {hint}")
-
-
-def _number(value: Any, where: str, most: float = float("inf")) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        limit = f"to {most:g}" if most < float("inf") else "or more"
-        raise BadInput(f"fault plan, {where}: {value!r} is not a number of 0 {limit}")
-    return float(value)
-
-
-def _whole(value: Any, where: str) -> int:
-    number = _number(value, where)
-    if not number.is_integer():
-        raise BadInput(f"fault plan, {where}: {value!r} is not an integer")
-    return int(number)
-
-
-def _share(value: Any, where: str) -> float:
-    return _number(value, where, most=1)
-
-
-def _span(value: Any, where: str) -> timedelta:
-    seconds = _number(value, where)
-    if where.endswith("_every") and seconds == 0:
-        raise BadInput(f"fault plan, {where}: must be more than 0 seconds")
-    return timedelta(seconds=seconds)
-
-
-def _range(value: Any, where: str) -> tuple[timedelta, timedelta]:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise BadInput(f"fault plan, {where}: {value!r} is not [shortest, longest] in seconds")
-    low, high = _span(value[0], where), _span(value[1], where)
-    if low > high:
-        raise BadInput(f"fault plan, {where}: {value[0]} is longer than {value[1]}; swap them")
-    return low, high
-
-
-def _entries(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise BadInput(f"fault plan, {where}: expected a list, got {value!r}")
-    return list(value)
-
-
-def _stockouts(value: Any, where: str) -> tuple[Stockout, ...]:
-    stockouts = []
-    for entry in _entries(value, where):
-        _only(entry, ["zone", "from", "until"], f", {where}")
-        end = _span(entry["until"], f"{where}.until") if "until" in entry else timedelta.max
-        start = _span(entry.get("from", 0), f"{where}.from")
-        stockouts.append(Stockout(zone=str(entry.get("zone", "*")), start=start, end=end))
-    return tuple(stockouts)
-
-
-def _script(value: Any, where: str) -> tuple[ScriptedFault, ...]:
-    script = []
-    for entry in _entries(value, where):
-        _only(entry, ["slice", "after", "fault", "host"], f", {where}")
-        try:
-            fault = Fault(entry.get("fault"))
-        except ValueError as error:
-            kinds = ", ".join(Fault)
-            raise BadInput(f"fault plan, {where}.fault: {error}; there are {kinds}") from error
-        host = _whole(entry.get("host", 0), f"{where}.host") if fault in HOST_FAULTS else None
-        after = _span(entry.get("after", 0), f"{where}.after")
-        planned = PlannedFault(after=after, fault=fault, host=host)
-        number = _whole(entry.get("slice", 0), f"{where}.slice")
-        script.append(ScriptedFault(slice=number, planned=planned))
-    return tuple(script)
+    """A plan from a dict in the format above. BadInput names the invalid fields."""
+    return schema.parse(FaultPlan, plan, path="faults")

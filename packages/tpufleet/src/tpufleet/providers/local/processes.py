@@ -18,10 +18,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from tpufleet.linux.cgroups import Cgroup
@@ -34,16 +34,14 @@ START_TIME_TOLERANCE = 0.05
 RECHECK_AFTER = 0.5  # seconds for which a process is assumed to be alive still
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessId:
+class ProcessId(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies a process for ever: a PID alone is reused after the process ended."""
 
     pid: int
     started: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeftoverProcess:
+class LeftoverProcess(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     marker: str
     command: str

@@ -13,19 +13,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadInput, BadRequest, NoCapacity, ProviderUnavailable
+from tpufleet.errors import BadRequest, ProviderUnavailable
 from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.server_status import LocalJobs
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.model.tpu import topology
-from tpufleet.providers.base import Fault, Order, refuse_adoption
+from tpufleet.providers.base import (
+    Fault,
+    Order,
+    find_type,
+    no_such_slice,
+    out_of_capacity,
+    refuse_adoption,
+)
 from tpufleet.providers.local import processes, stock
 from tpufleet.providers.local.fault_plan import NO_FAULTS, FaultPlan
 from tpufleet.providers.local.simulated_hosts import SimulatedHosts
@@ -130,9 +138,7 @@ class LocalProvider:
             self._records.recover()
             record = self._find(slice_id)
             if record is None:
-                raise BadRequest(
-                    f"no simulated slice {slice_id!r}; `tpu inventory slices` lists them"
-                )
+                raise no_such_slice(slice_id)
             self._hosts.inject(record, fault, host_index, self._clock.now())
             self._hosts.sweep()
         self._notify()
@@ -216,10 +222,8 @@ class LocalProvider:
         """The records of an order's slices, or an error."""
         accelerator = _validate(order)
         if not self._plan.in_stock(order.zone, now - root.opened_at):
-            raise NoCapacity(
-                f"{topology.short_name(order.accelerator)} ({order.capacity}) is out of "
-                f"capacity in {order.zone}, by the fault plan"
-            )
+            detail = "by the fault plan"
+            raise out_of_capacity(order.accelerator, order.capacity, order.zone, detail)
         begin = int(processes.root_marker(self._records.root), 16) + root.next_number * 7
         taken = {record.port for record in held}
         ports = stock.free_ports(len(wanted), taken, begin)
@@ -286,18 +290,11 @@ def _validate(order: Order) -> topology.Accelerator:
             raise BadRequest(
                 f"invalid slice name {slice_id!r}; use letters, digits, dots and dashes"
             )
-        if slice_id not in order.tokens:
-            raise BadRequest(f"no token for slice {slice_id} in the order")
-    if not NAME.fullmatch(order.id):
-        raise BadRequest(f"invalid order id {order.id!r}")
     if not ZONE.fullmatch(order.zone):
         raise BadRequest(
             f"invalid zone {order.zone!r}; write a zone such as us-central1-a or local-a"
         )
-    try:
-        return topology.find(order.accelerator)
-    except BadInput as error:
-        raise BadRequest(str(error)) from error
+    return find_type(order.accelerator)
 
 
 def _state(record: SliceRecord, dead: tuple[int, ...]) -> tuple[CloudState, str]:

@@ -6,9 +6,10 @@ import logging
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tpufleet.errors import BadRequest
 from tpufleet.linux import cgroups

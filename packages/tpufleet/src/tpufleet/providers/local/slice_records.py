@@ -15,9 +15,10 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+
+import msgspec
 
 from tpufleet import deep_folders
 from tpufleet.model.fleet.hosts import NoticeKind
@@ -33,8 +34,7 @@ log = logging.getLogger(__name__)
 RETRY_DELETION_SECONDS = 600.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SliceRecord:
+class SliceRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: SliceId
     number: int  # the n-th slice in this root
     order: str
@@ -52,8 +52,8 @@ class SliceRecord:
     missing: tuple[int, ...] = ()  # hosts that never boot
     planned: tuple[PlannedFault, ...] = ()  # not injected yet
     booting: bool = False  # agents may run that are not recorded yet
-    agents: dict[int, ProcessId] = field(default_factory=dict)
-    cgroups: dict[int, str] = field(default_factory=dict)  # folder of each host's control group
+    agents: dict[int, ProcessId] = {}
+    cgroups: dict[int, str] = {}  # folder of each host's control group
     killed: tuple[int, ...] = ()  # hosts killed by a fault
     notice: NoticeKind | None = None
     taken_at: datetime | None = None  # when the notice period ends
@@ -85,8 +85,7 @@ class SliceRecord:
         return not self.taken
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RootRecord:
+class RootRecord(msgspec.Struct, frozen=True, kw_only=True):
     opened_at: datetime
     next_number: int = 0
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from operator import attrgetter
+
+import msgspec
 
 from tpufleet.errors import NoCapacity, QuotaExceeded
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.providers.base import out_of_capacity
 from tpufleet.providers.local.slice_records import SliceRecord
 
 # Below the ephemeral port range.
 PORTS = range(20_000, 30_000)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StockLimit:
+class StockLimit(msgspec.Struct, frozen=True, kw_only=True):
     """At most this many matching slices. Patterns may contain * and ?."""
 
     slices: int
@@ -32,8 +33,7 @@ class StockLimit:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stock:
+class Stock(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[StockLimit, ...] = ()
     chips: int | None = None  # over all slices; None: unlimited
     hosts: int | None = None  # likewise
@@ -46,27 +46,22 @@ class Stock:
             used = sum(_covers(limit, record) for record in held)
             if matching and used + len(matching) > limit.slices:
                 first = matching[0]
-                raise NoCapacity(
-                    f"{short_name(first.accelerator)} ({first.capacity}) is out of capacity in "
-                    f"{first.zone}: {used} of {limit.slices} slices in use, "
-                    f"{len(matching)} more requested"
-                )
-        hosts = sum(record.hosts for record in held)
-        more = sum(record.hosts for record in wanted)
-        if self.hosts is not None and hosts + more > self.hosts:
-            raise NoCapacity(
-                f"out of simulated hosts: {hosts} of {self.hosts} in use (local_hosts), "
-                f"{more} more requested"
-            )
-        chips = sum(record.chips for record in held)
-        more = sum(record.chips for record in wanted)
-        if self.chips is not None and chips + more > self.chips:
-            raise NoCapacity(
-                f"out of simulated chips: {chips} of {self.chips} in use, {more} more requested"
-            )
+                detail = _in_use("slices", used, limit.slices, len(matching))
+                raise out_of_capacity(first.accelerator, first.capacity, first.zone, detail)
+        for what, most, size in (
+            ("hosts (local_hosts)", self.hosts, attrgetter("hosts")),
+            ("chips", self.chips, attrgetter("chips")),
+        ):
+            used, more = sum(map(size, held)), sum(map(size, wanted))
+            if most is not None and used + more > most:
+                raise NoCapacity(f"out of simulated {_in_use(what, used, most, more)}")
 
 
 UNLIMITED = Stock()
+
+
+def _in_use(what: str, used: int, most: int, more: int) -> str:
+    return f"{what}: {used} of {most} in use, {more} more requested"
 
 
 def _covers(limit: StockLimit, record: SliceRecord) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,106 +45,100 @@ class TpuApi:
 
     def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> Any:
         """The operation; None if the node already exists."""
-        with self._translate_errors(f"create {node_id} in {_zone(parent)}", exists_ok=True):
-            return self._open.create_node(
-                parent=parent, node_id=node_id, node=node, **self._options
-            ).operation
-        return None
+        action = f"create {node_id} in {_short(parent)}"
+        request = {"parent": parent, "node_id": node_id, "node": node}
+        created = self._call("create_node", action, request, exists_ok=True)
+        return created.operation if created is not None else None
 
     def create_queued_resource(
         self, parent: str, queued_id: str, queued: tpu_v2.QueuedResource
     ) -> Any:
-        with self._translate_errors(
-            f"create queued resource {queued_id} in {_zone(parent)}", exists_ok=True
-        ):
-            return self._open.create_queued_resource(
-                parent=parent, queued_resource_id=queued_id, queued_resource=queued,
-                **self._options,
-            ).operation  # fmt: skip
-        return None
+        action = f"create queued resource {queued_id} in {_short(parent)}"
+        request = {"parent": parent, "queued_resource_id": queued_id, "queued_resource": queued}
+        created = self._call("create_queued_resource", action, request, exists_ok=True)
+        return created.operation if created is not None else None
 
     def delete_node(self, name: str) -> bool:
         """False if it did not exist."""
-        with self._translate_errors(f"delete {_short(name)}", gone_ok=True):
-            self._open.delete_node(name=name, **self._options)
-            return True
-        return False
+        action = f"delete {_short(name)}"
+        return self._call("delete_node", action, {"name": name}, gone_ok=True) is not None
 
     def delete_queued_resource(self, name: str) -> None:
-        with self._translate_errors(f"delete {_short(name)}", gone_ok=True):
-            self._open.delete_queued_resource(
-                request={"name": name, "force": True}, **self._options
-            )
+        request = {"name": name, "force": True}
+        self._call("delete_queued_resource", f"delete {_short(name)}", request, gone_ok=True)
 
     def stop_node(self, name: str) -> None:
-        with self._translate_errors(f"stop {_short(name)}"):
-            self._open.stop_node(request={"name": name}, **self._options)
+        self._call("stop_node", f"stop {_short(name)}", {"name": name})
 
     def start_node(self, name: str) -> None:
-        with self._translate_errors(f"start {_short(name)}"):
-            self._open.start_node(request={"name": name}, **self._options)
+        self._call("start_node", f"start {_short(name)}", {"name": name})
 
     def update_node(self, node: tpu_v2.Node, *fields: str) -> Any:
         """The operation."""
-        with self._translate_errors(f"update {_short(node.name)}"):
-            return self._open.update_node(
-                node=node, update_mask={"paths": fields}, **self._options
-            ).operation
+        request = {"node": node, "update_mask": {"paths": fields}}
+        return self._call("update_node", f"update {_short(node.name)}", request).operation
 
     def get_node(self, name: str) -> tpu_v2.Node | None:
-        with self._translate_errors(f"get {_short(name)}", gone_ok=True):
-            return self._open.get_node(name=name, **self._options)
-        return None
+        return self._call("get_node", f"get {_short(name)}", {"name": name}, gone_ok=True)
 
     def guest_attributes(self, name: str, query_path: str) -> list[str]:
         """The values below a path, of all workers. Empty where guest attributes are disabled."""
-        action = f"get guest attributes of {_short(name)}"
         try:
-            with self._translate_errors(action, gone_ok=True):
-                response = self._open.get_guest_attributes(
-                    request={"name": name, "query_path": query_path},
-                    timeout=min(self._deadline, GUEST_DEADLINE),
-                    retry=None,
-                )
-                return [
-                    item.value
-                    for worker in response.guest_attributes
-                    for item in worker.query_value.items
-                ]
+            response = self._call(
+                "get_guest_attributes",
+                f"get guest attributes of {_short(name)}",
+                {"name": name, "query_path": query_path},
+                gone_ok=True,
+                deadline=min(self._deadline, GUEST_DEADLINE),
+            )
         except BadRequest as error:
             # `The "GuestAttributes" value "…" was not found`: no host has written one yet.
             if '"GuestAttributes"' not in str(error):
                 raise
-        return []
+            return []
+        workers = response.guest_attributes if response is not None else ()
+        return [item.value for worker in workers for item in worker.query_value.items]
 
     def list_nodes(self, parent: str) -> list[tpu_v2.Node]:
-        with self._translate_errors(f"list nodes in {_zone(parent)}"):
-            request = {"parent": parent, "page_size": PAGE_SIZE}
-            response = self._open.list_nodes(request=request, **self._options)
-            return [node for page in _complete_pages(response.pages, parent) for node in page.nodes]
+        pages = self._pages("list_nodes", "nodes", parent)
+        return [node for page in pages for node in page.nodes]
 
     def list_queued_resources(self, parent: str) -> list[tpu_v2.QueuedResource]:
-        with self._translate_errors(f"list queued resources in {_zone(parent)}"):
-            request = {"parent": parent, "page_size": PAGE_SIZE}
-            response = self._open.list_queued_resources(request=request, **self._options)
-            pages = _complete_pages(response.pages, parent)
-            return [queued for page in pages for queued in page.queued_resources]
+        pages = self._pages("list_queued_resources", "queued resources", parent)
+        return [queued for page in pages for queued in page.queued_resources]
 
     def get_operation(self, name: str) -> operations_pb2.Operation | None:
         """None if the API no longer has it."""
-        with self._translate_errors(f"get {_short(name)}", gone_ok=True):
-            return self._open.get_operation({"name": name}, **self._options)
+        return self._call("get_operation", f"get {_short(name)}", {"name": name}, gone_ok=True)
+
+    def _pages(self, method: str, what: str, parent: str) -> list[Any]:
+        """Of a listing. One that the API marks incomplete is an error: slices missing from it would
+        be treated as lost."""
+        action = f"list {what} in {_short(parent)}"
+        response = self._call(method, action, {"parent": parent, "page_size": PAGE_SIZE})
+        with self._translate_errors(action):  # each page is requested when it is used
+            pages = list(response.pages)
+        if missing := [zone for page in pages for zone in page.unreachable]:
+            raise ProviderUnavailable(f"{action}: incomplete: {', '.join(map(_short, missing))}")
+        return pages
+
+    def _call(
+        self,
+        method: str,
+        action: str,
+        request: Mapping[str, Any],
+        *,
+        gone_ok: bool = False,
+        exists_ok: bool = False,
+        deadline: float | None = None,
+    ) -> Any:
+        """None where the resource is gone, or exists, and that is fine."""
+        with self._translate_errors(action, gone_ok=gone_ok, exists_ok=exists_ok):
+            if self._client is None:
+                self._client = self._connect()
+            call = getattr(self._client, method)
+            return call(request, timeout=deadline or self._deadline, retry=None)
         return None
-
-    @property
-    def _open(self) -> tpu_v2.TpuClient:
-        if self._client is None:
-            self._client = self._connect()
-        return self._client
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {"timeout": self._deadline, "retry": None}
 
     @contextmanager
     def _translate_errors(
@@ -152,29 +146,13 @@ class TpuApi:
     ) -> Iterator[None]:
         try:
             yield
-        except google.NotFound as error:
-            if not gone_ok:
-                raise error_mapping.translate(error, action, self._project) from error
-        except google.AlreadyExists as error:
-            if not exists_ok:
-                raise error_mapping.translate(error, action, self._project) from error
         except (google.GoogleAPIError, auth.GoogleAuthError) as error:
-            raise error_mapping.translate(error, action, self._project) from error
-
-
-def _complete_pages(pages: Iterable[Any], parent: str) -> Iterator[Any]:
-    """Pages of a listing. A listing that the API marks incomplete is an error: slices missing from
-    it would be treated as lost."""
-    for page in pages:
-        if page.unreachable:
-            where = ", ".join(map(_zone, page.unreachable))
-            raise ProviderUnavailable(f"list {_zone(parent)}: the API cannot reach {where}")
-        yield page
+            fine = (gone_ok and isinstance(error, google.NotFound)) or (
+                exists_ok and isinstance(error, google.AlreadyExists)
+            )
+            if not fine:
+                raise error_mapping.translate(error, action, self._project) from error
 
 
 def _short(name: str) -> str:
     return name.rpartition("/")[2]
-
-
-def _zone(parent: str) -> str:
-    return _short(parent)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+import msgspec
 
 from tpufleet.errors import ProviderError
 from tpufleet.model.fleet import bootstrap
@@ -30,8 +31,7 @@ MAX_READS = 10
 RETRY_AFTER = timedelta(minutes=1)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Read:
+class _Read(msgspec.Struct, frozen=True, kw_only=True):
     first_at: datetime
     at: datetime
     reports: tuple[BootstrapReport, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from google.api_core import exceptions as google
 from google.auth import exceptions as auth
@@ -100,6 +101,12 @@ def translate(error: Exception, action: str, project: str = "") -> ProviderError
 def translate_status(code: int, message: str, action: str) -> ProviderError:
     """The same for the status of an operation or a queued resource."""
     return translate(google.from_grpc_status(_grpc_code(code), message), action)
+
+
+def raise_error(operation: Any, action: str) -> None:
+    """The error of an operation that has failed; nothing for others, and for none."""
+    if operation is not None and operation.HasField("error"):
+        raise translate_status(operation.error.code, operation.error.message, action)
 
 
 def error_message(error: Exception) -> str:

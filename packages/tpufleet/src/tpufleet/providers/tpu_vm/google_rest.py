@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
+
+import msgspec
 
 from tpufleet.errors import PermissionMissing, ProviderUnavailable
 
@@ -27,8 +28,7 @@ HOSTS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     body: dict[str, Any]
 

@@ -18,7 +18,7 @@ from tpufleet.errors import BadRequest, FleetError, NoCapacity, ProviderError, T
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import GONE_STATES, CreatedNode, FleetMember, NodeInfo, NodeRequest
 from tpufleet.model.tpu import topology
-from tpufleet.providers.tpu_vm import error_mapping, naming, requests
+from tpufleet.providers.tpu_vm import adoption, error_mapping, naming, requests
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
 
@@ -90,10 +90,7 @@ class ManualNodes:
         deleted and created again."""
         node_info = self.get(zone, name)
         if node_info.state in GONE_STATES:
-            raise BadRequest(
-                f"{name} is {fleets.display_state(node_info.state)}; "
-                "run `tpu vm apply --replace` to create it"
-            )
+            raise BadRequest(_unusable(node_info))
         if _has_several_hosts(node_info):
             return self._recreate(node_info)
         if node_info.state != "STOPPED":
@@ -101,10 +98,7 @@ class ManualNodes:
             ends = ("STOPPED", *GONE_STATES)
             node_info = self._until(zone, name, lambda info: info.state in ends)
         if node_info.state != "STOPPED":
-            raise NoCapacity(
-                f"{name} was {fleets.display_state(node_info.state)} while stopping; "
-                "run `tpu vm apply --replace`"
-            )
+            raise NoCapacity(_unusable(node_info))
         self._api.start_node(self._path(zone, name))
         return self._await_ready(zone, name)
 
@@ -210,15 +204,12 @@ class ManualNodes:
         parent = self._location(zone).path
         node = self._node(request)
         operation = self._api.create_node(parent, fleets.check_name(name), node)
-        if operation is not None and operation.HasField("error"):
-            raise _refused(operation, name)
+        error_mapping.raise_error(operation, f"create {name}")
         return operation
 
     def _node(self, request: NodeRequest) -> tpu_v2.Node:
         kind = topology.find(request.accelerator)
         runtime = request.runtime or requests.runtime_version(kind, self._settings)
-        if not runtime:
-            raise BadRequest(f"{kind.name} is not available as a TPU VM; use GKE")
         node = requests.base_node(kind, runtime, self._settings)
         node.scheduling_config = tpu_v2.SchedulingConfig(spot=request.spot)
         node.labels, node.metadata = MANUAL_LABELS, self._settings.metadata
@@ -232,13 +223,11 @@ class ManualNodes:
         node_info = self._until(zone, name, lambda info: info.state in ends)
         if node_info.state == "READY":
             return node_info
-        state = fleets.display_state(node_info.state)
         if node_info.state in STUCK_STATES:
-            raise BadRequest(f"{name} is {state}; run `tpu vm restart` or `tpu vm apply --replace`")
+            raise BadRequest(_unusable(node_info))
         operation = self._api.get_operation(operation_name) if operation_name else None
-        if operation is not None and operation.HasField("error"):
-            raise _refused(operation, name)
-        raise NoCapacity(f"{name} was {state} before it was ready")
+        error_mapping.raise_error(operation, f"create {name}")
+        raise NoCapacity(_unusable(node_info))
 
     def _until(self, zone: str, name: str, done: Callable[[NodeInfo], bool]) -> NodeInfo:
         """Poll until `done`. Temporary errors are reported and retried."""
@@ -272,6 +261,11 @@ class ManualNodes:
         return self._location(zone).node(fleets.check_name(name))
 
 
+def _unusable(node: NodeInfo) -> str:
+    command = "restart" if node.state in STUCK_STATES else "apply --replace"
+    return f"{node.name} is {fleets.display_state(node.state)}; run `tpu vm {command}`"
+
+
 def _check_same(node: NodeInfo, request: NodeRequest) -> None:
     """An existing node must match the request."""
     wanted = topology.find(request.accelerator).name
@@ -282,14 +276,7 @@ def _check_same(node: NodeInfo, request: NodeRequest) -> None:
         )
 
 
-def _refused(operation: Any, name: str) -> ProviderError:
-    error = operation.error
-    return error_mapping.translate_status(error.code, error.message, f"create {name}")
-
-
 def _node_info(node: tpu_v2.Node, zone: str) -> NodeInfo:
-    scheduling = node.scheduling_config
-    spot = scheduling.spot or scheduling.preemptible
     return NodeInfo(
         name=naming.short_name(node.name),
         zone=zone,
@@ -297,7 +284,7 @@ def _node_info(node: tpu_v2.Node, zone: str) -> NodeInfo:
         health=tpu_v2.Node.Health(node.health).name if node.health else "",
         accelerator=node.accelerator_type,
         runtime=node.runtime_version,
-        capacity="spot" if spot else "reserved" if scheduling.reserved else "on-demand",
+        capacity=adoption.capacity_of(node).value,
         addresses=tuple(
             endpoint.access_config.external_ip or endpoint.ip_address
             for endpoint in node.network_endpoints

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from tpufleet.errors import BadRequest
+import msgspec
+
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.base import Order
@@ -32,8 +32,7 @@ NODE_ID = fleets.NODE_ID
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9_-]")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TpuLocation:
+class TpuLocation(msgspec.Struct, frozen=True, kw_only=True):
     project: str
     zone: str
 
@@ -50,19 +49,6 @@ class TpuLocation:
 
 def short_name(name: str) -> str:
     return name.rpartition("/")[2]
-
-
-def validate_order(order: Order) -> None:
-    for slice_id in order.slices:
-        if not NODE_ID.fullmatch(slice_id):
-            raise BadRequest(
-                f"invalid TPU VM name {slice_id!r}; use at most 63 lower-case letters, digits and "
-                "dashes, starting with a letter"
-            )
-        if slice_id not in order.tokens:
-            raise BadRequest(f"no token for slice {slice_id} in the order")
-    if not order.slices:
-        raise BadRequest("the order has no slices")
 
 
 def gang_prefix(order: Order) -> str:

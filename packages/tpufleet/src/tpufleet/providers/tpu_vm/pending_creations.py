@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+
+import msgspec
 
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.values import encoding
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Creation:
+class Creation(msgspec.Struct, frozen=True, kw_only=True):
     slice_id: SliceId
     zone: str
     operation: str

@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
 from tpufleet.errors import PermissionMissing, ProviderError
-from tpufleet.model.fleet.preflight import Check, CheckStatus
+from tpufleet.model.fleet.preflight import Check, failed, ok, skipped, warning
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import topology, tpu_zones
 from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
-from tpufleet.providers.tpu_vm.preflight_accounts import check_hosts_account, default_account_of
+from tpufleet.providers.tpu_vm.preflight_accounts import (
+    check_hosts_account,
+    default_account_of,
+    unknown,
+)
 from tpufleet.providers.tpu_vm.preflight_server import (
     DEPLOY,
     check_firewall,
@@ -40,11 +45,9 @@ BUCKET_PERMISSIONS = (
     "storage.objects.create", "storage.objects.delete", "storage.objects.get",
     "storage.objects.list",
 )  # fmt: skip
-OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreflightInput:
+class PreflightInput(msgspec.Struct, frozen=True, kw_only=True):
     settings: TpuVmSettings
     bucket: str = ""  # gs://name/folder
     public_url: str = ""
@@ -62,7 +65,6 @@ class Preflight:
         self._rest = rest
 
     def run(self) -> list[Check]:
-        checks: list[Check] = []
         groups: Sequence[Callable[[], Iterator[Check]]] = (
             self._project_exists, self._api, self._roles, self._account, self._zones,
             self._runtimes, self._quota, self._networks, self._bucket, self._bundle,
@@ -71,47 +73,44 @@ class Preflight:
             self._rest.connect()
         except PermissionMissing as error:
             login = "gcloud auth application-default login"
-            checks.append(Check(name="credentials", status=FAILED, message=str(error), fix=login))
+            checks = [failed("credentials", str(error), login)]
         else:
-            checks.append(Check(name="credentials", status=OK, message=self._rest.principal))
+            checks = [ok("credentials", self._rest.principal)]
             for group in groups:
                 try:
                     checks += group()
                 except ProviderError as error:
                     name = group.__name__.strip("_").replace("_", " ")
-                    checks.append(Check(name=name, status=WARNING, message=f"unknown: {error}"))
+                    checks.append(warning(name, f"cannot be checked: {error}"))
         wanted = self._wanted
-        checks.append(
-            check_server_url(
-                wanted.public_url, wanted.server, wanted.ca_file, self._settings.emulated
-            )
-        )
-        return checks
+        urls = (wanted.public_url, wanted.server, wanted.ca_file)
+        return [*checks, check_server_url(*urls, self._settings.emulated)]
+
+    def _gcloud(self, words: str) -> str:
+        return f"gcloud {words} --project {self._project}"
 
     def _project_exists(self) -> Iterator[Check]:
         answer = self._rest.get("projects", f"v1/projects/{self._project}")
         if answer.status == 200:
-            yield Check(name="project", status=OK, message=self._project)
+            yield ok("project", self._project)
         elif answer.disabled_service:
-            yield self._unknown("project", answer)
+            yield unknown(self._project, "project", answer)
         else:
-            yield Check(
-                name="project",
-                status=FAILED,
-                message=f"{self._project}: {answer.message or 'not found, or no access'}",
-                fix="gcloud projects list",
+            yield failed(
+                "project",
+                f"{self._project}: {answer.message or 'not found, or no access'}",
+                "gcloud projects list",
             )
 
     def _api(self) -> Iterator[Check]:
         for name, service in APIS.items():
             answer = self._rest.get("services", f"v1/projects/{self._project}/services/{service}")
             if answer.status != 200:
-                yield self._unknown(name, answer)
+                yield unknown(self._project, name, answer)
             elif answer.body.get("state") == "ENABLED":
-                yield Check(name=name, status=OK, message="enabled")
+                yield ok(name, "enabled")
             else:
-                fix = f"gcloud services enable {service} --project {self._project}"
-                yield Check(name=name, status=FAILED, message="not enabled", fix=fix)
+                yield failed(name, "not enabled", self._gcloud(f"services enable {service}"))
 
     def _roles(self) -> Iterator[Check]:
         for role, permissions in PERMISSIONS.items():
@@ -121,45 +120,34 @@ class Preflight:
                 {"permissions": list(permissions)},
             )
             if answer.status != 200:
-                yield self._unknown(role, answer)
+                yield unknown(self._project, role, answer)
                 continue
             lacking = sorted(set(permissions) - set(answer.body.get("permissions", ())))
-            if not lacking:
-                yield Check(name=role, status=OK, message="granted")
-                continue
-            yield Check(
-                name=role,
-                status=FAILED,
-                message=f"missing {', '.join(lacking)}",
-                fix=f"gcloud projects add-iam-policy-binding {self._project} "
-                f'--member="{self._rest.principal}" --role={role}',
+            fix = (
+                f"gcloud projects add-iam-policy-binding {self._project} "
+                f'--member="{self._rest.principal}" --role={role}'
             )
+            missing = f"missing {', '.join(lacking)}"
+            yield failed(role, missing, fix) if lacking else ok(role, "granted")
 
     def _account(self) -> Iterator[Check]:
         """The server attaches the hosts' service account to nodes."""
         account = self._settings.service_account or default_account_of(self._rest, self._project)
-        if not account:
-            message = "cannot be checked: the number of the project is not known"
-            yield Check(name="service account", status=WARNING, message=message)
-            return
         path = f"v1/projects/{self._project}/serviceAccounts/{account}:testIamPermissions"
         answer = self._rest.post("iam", path, {"permissions": ["iam.serviceAccounts.actAs"]})
         if answer.missing:
-            name = account.partition("@")[0]
-            fix = f"gcloud iam service-accounts create {name} --project {self._project}"
-            yield Check(
-                name="service account", status=FAILED, message=f"{account} not found", fix=fix
-            )
+            create = self._gcloud(f"iam service-accounts create {account.partition('@')[0]}")
+            yield failed("service account", f"{account} not found", create)
         elif answer.body.get("permissions"):
-            yield Check(name="service account", status=OK, message=f"may attach {account}")
+            yield ok("service account", f"may attach {account}")
         else:
-            yield Check(
-                name="service account",
-                status=FAILED,
-                message=f"may not attach {account} to nodes",
-                fix=f"gcloud iam service-accounts add-iam-policy-binding {account} "
-                f'--project {self._project} --member="{self._rest.principal}" '
-                "--role=roles/iam.serviceAccountUser",
+            yield failed(
+                "service account",
+                f"may not attach {account} to nodes",
+                self._gcloud(
+                    f"iam service-accounts add-iam-policy-binding {account} "
+                    f'--member="{self._rest.principal}" --role=roles/iam.serviceAccountUser'
+                ),
             )
 
     def _zones(self) -> Iterator[Check]:
@@ -168,21 +156,19 @@ class Preflight:
         for zone in self._unknown_zones():
             close = difflib.get_close_matches(zone, tpu_zones.zones(), n=1)
             meant = f": {close[0]}?" if close else "; `tpu types --zones` lists them"
-            yield Check(
-                name=f"zone {zone}",
-                status=FAILED,
-                message=f"no zone of Google Cloud{meant}",
-                fix="correct `zones` of `tpu_vm` in the config file",
+            yield failed(
+                f"zone {zone}",
+                f"no zone of Google Cloud{meant}",
+                "correct `zones` of `tpu_vm` in the config file",
             )
         for name in self._wanted.accelerators:
             accelerator, short = topology.find(name).name, topology.short_name(name)
             if not any(tpu_zones.is_offered(accelerator, zone) for zone in zones):
                 documented = ", ".join(tpu_zones.zones_of(accelerator)[:4])
-                yield Check(
-                    name=f"zones of {short}",
-                    status=FAILED,
-                    message=f"not documented in {', '.join(zones)}",
-                    fix=f"add one of its zones to `zones` of `tpu_vm`: {documented}",
+                yield failed(
+                    f"zones of {short}",
+                    f"not documented in {', '.join(zones)}",
+                    f"add one of its zones to `zones` of `tpu_vm`: {documented}",
                 )
 
     def _known_zones(self) -> list[str]:
@@ -219,14 +205,13 @@ class Preflight:
         path = f"v2/projects/{self._project}/locations/{zone}/runtimeVersions/{quote(version)}"
         answer = self._rest.get("tpu", path)
         if answer.status == 200:
-            return Check(name=name, status=OK, message=version)
+            return ok(name, version)
         if not answer.missing:
-            return self._unknown(name, answer)
-        return Check(
-            name=name,
-            status=FAILED,
-            message=f"{version} does not exist; correct `runtimes` of `tpu_vm`",
-            fix=f"gcloud compute tpus tpu-vm versions list --zone {zone} --project {self._project}",
+            return unknown(self._project, name, answer)
+        return failed(
+            name,
+            f"{version} does not exist; correct `runtimes` of `tpu_vm`",
+            self._gcloud(f"compute tpus tpu-vm versions list --zone {zone}"),
         )
 
     def _quota(self) -> Iterator[Check]:
@@ -236,7 +221,7 @@ class Preflight:
             quota, place = tpu_zones.quota_id(kind, self._wanted.capacity), f"zone={zone}"
             answer = self._quota_info(quota)
             if answer.status != 200:
-                yield self._unknown(name, answer)
+                yield unknown(self._project, name, answer)
                 continue
             limit, needed = _limit_of(answer.body, "zone", zone, 0), tpu_zones.quota_units(kind)
             unit = "cores" if kind.generation in tpu_zones.QUOTA_IN_CORES else "chips"
@@ -249,16 +234,15 @@ class Preflight:
                     quota, place, limit = of_region, f"region={region}", least
             if limit is None or limit >= needed:
                 allowed = "unlimited" if limit is None else f"{limit} {unit}"
-                yield Check(name=name, status=OK, message=f"{allowed} ({self._wanted.capacity})")
+                yield ok(name, f"{allowed} ({self._wanted.capacity})")
                 continue
             # A type that the user asked for must work; the others only inform.
             asked = bool(self._wanted.accelerators)
-            yield Check(
-                name=name,
-                status=FAILED if asked else WARNING,
-                message=f"{limit} of {needed} {unit} ({self._wanted.capacity})"
-                + (f", in {place}" if place.startswith("region") else ""),
-                fix=f"gcloud beta quotas preferences create --service={API} "
+            where = f", in {place}" if place.startswith("region") else ""
+            yield (failed if asked else warning)(
+                name,
+                f"{limit} of {needed} {unit} ({self._wanted.capacity}){where}",
+                f"gcloud beta quotas preferences create --service={API} "
                 f"--project={self._project} --quota-id={quota} --dimensions={place} "
                 f"--preferred-value={needed}",
             )
@@ -286,13 +270,13 @@ class Preflight:
         short = network.rpartition("/")[2]
         answer = self._rest.get("compute", f"compute/v1/{network}")
         if answer.missing:
-            fix = f"gcloud compute networks create {short} --project {self._project}"
-            yield Check(name="network", status=FAILED, message=f"{short} not found", fix=fix)
+            create = self._gcloud(f"compute networks create {short}")
+            yield failed("network", f"{short} not found", create)
             return
         if answer.status != 200:
-            yield self._unknown("network", answer)
+            yield unknown(self._project, "network", answer)
             return
-        yield Check(name="network", status=OK, message=short)
+        yield ok("network", short)
         rule = check_firewall(self._rest, self._project, short, self._wanted.public_url)
         if rule is not None:
             yield rule
@@ -306,69 +290,54 @@ class Preflight:
         short, name = subnetwork.rpartition("/")[2], f"subnetwork {region}"
         answer = self._rest.get("compute", f"compute/v1/{subnetwork}")
         if answer.missing:
-            fix = (
-                f"gcloud compute networks subnets create {short} --region {region} "
-                f"--network {network} --range 10.128.0.0/20 --project {self._project}"
+            create = f"compute networks subnets create {short} --region {region} "
+            create += f"--network {network} --range 10.128.0.0/20"
+            yield failed(name, f"{short} not found", self._gcloud(create))
+        elif self._settings.external_ips:
+            yield ok(name, f"{short}; hosts have external addresses")
+        elif not answer.body.get("privateIpGoogleAccess"):
+            yield failed(
+                name,
+                "hosts have no external address, and Private Google Access is off",
+                self._gcloud(
+                    f"compute networks subnets update {short} --region {region} "
+                    "--enable-private-ip-google-access"
+                ),
             )
-            yield Check(name=name, status=FAILED, message=f"{short} not found", fix=fix)
-            return
-        if self._settings.external_ips:
-            message = f"{short}; hosts have external addresses"
-            yield Check(name=name, status=OK, message=message)
-            return
-        if not answer.body.get("privateIpGoogleAccess"):
-            yield Check(
-                name=name,
-                status=FAILED,
-                message="hosts have no external address, and Private Google Access is off",
-                fix=f"gcloud compute networks subnets update {short} --region {region} "
-                f"--enable-private-ip-google-access --project {self._project}",
-            )
-            return
-        yield Check(name=name, status=OK, message=f"{short}; Private Google Access is on")
-        yield self._nat(region, network)
+        else:
+            yield ok(name, f"{short}; Private Google Access is on")
+            yield self._nat(region, network)
 
     def _nat(self, region: str, network: str) -> Check:
         answer = self._rest.get(
             "compute", f"compute/v1/projects/{self._project}/regions/{region}/routers"
         )
-        routers = answer.body.get("items", ())
-        if any(router.get("nats") for router in routers):
-            return Check(name=f"NAT {region}", status=OK, message="Cloud NAT is set up")
+        if any(router.get("nats") for router in answer.body.get("items", ())):
+            return ok(f"NAT {region}", "Cloud NAT is set up")
         router = f"tpufleet-{region}"
-        return Check(
-            name=f"NAT {region}",
-            status=FAILED,
-            message="hosts have neither external addresses nor Cloud NAT: they reach no packages",
-            fix=f"gcloud compute routers create {router} --network {network} --region {region} "
+        return failed(
+            f"NAT {region}",
+            "hosts have neither external addresses nor Cloud NAT: they reach no packages",
+            f"gcloud compute routers create {router} --network {network} --region {region} "
             f"--project {self._project} && gcloud compute routers nats create {router} "
             f"--router {router} --region {region} --auto-allocate-nat-external-ips "
             f"--nat-all-subnet-ip-ranges --project {self._project}",
         )
 
     def _bucket(self) -> Iterator[Check]:
+        named = self._wanted.bucket or f"gs://{self._project}-tpufleet"
+        name = named.removeprefix("gs://").partition("/")[0]
+        region = self._settings.zones[0].rpartition("-")[0]
+        create = self._gcloud(f"storage buckets create gs://{name} --location {region}")
         if not self._wanted.bucket:
-            location = self._settings.zones[0].rpartition("-")[0]
-            yield Check(
-                name="bucket",
-                status=WARNING,
-                message="none: checkpoints stay on the hosts and are lost with them",
-                fix=f"gcloud storage buckets create gs://{self._project}-tpufleet "
-                f"--location {location} --project {self._project}, then set "
-                f"`bucket: gs://{self._project}-tpufleet` in the config file",
+            lost = "none: checkpoints stay on the hosts and are lost with them"
+            yield warning(
+                "bucket", lost, f"{create}, then set `bucket: {named}` in the config file"
             )
             return
-        name = self._wanted.bucket.removeprefix("gs://").partition("/")[0]
         answer = self._rest.get("storage", f"storage/v1/b/{name}")
         if answer.missing:
-            location = self._settings.zones[0].rpartition("-")[0]
-            yield Check(
-                name="bucket",
-                status=FAILED,
-                message=f"gs://{name} does not exist",
-                fix=f"gcloud storage buckets create gs://{name} --location {location} "
-                f"--project {self._project}",
-            )
+            yield failed("bucket", f"gs://{name} not found", create)
             return
         granted = self._rest.get(
             "storage",
@@ -381,47 +350,35 @@ class Preflight:
                 f"gcloud storage buckets add-iam-policy-binding gs://{name} "
                 f'--member="{self._rest.principal}" --role=roles/storage.objectUser'
             )
-            message = f"gs://{name}: missing {', '.join(lacking)}"
-            yield Check(name="bucket", status=FAILED, message=message, fix=fix)
+            yield failed("bucket", f"gs://{name}: missing {', '.join(lacking)}", fix)
         else:
-            yield Check(name="bucket", status=OK, message=f"gs://{name} can be read and written")
+            yield ok("bucket", f"gs://{name} can be read and written")
         account = self._settings.service_account
         yield check_hosts_account(self._rest, self._project, account, name)
 
     def _bundle(self) -> Iterator[Check]:
         bundle = self._settings.bundle
         if self._settings.emulated:
-            yield Check(name="bundle", status=CheckStatus.SKIPPED, message="an emulator needs none")
+            yield skipped("bundle", "an emulator needs none")
         elif not bundle and self._wanted.server:
-            message = f"that of {self._wanted.server}"
-            yield Check(name="bundle", status=CheckStatus.SKIPPED, message=message)
+            yield skipped("bundle", f"that of {self._wanted.server}")
         elif not bundle:
-            yield Check(
-                name="bundle",
-                status=FAILED,
-                message="hosts have nothing to install: tpu_vm.bundle is not set",
-                fix="tpu deploy bundle" if self._wanted.public_url else DEPLOY,
+            yield failed(
+                "bundle",
+                "hosts have nothing to install: tpu_vm.bundle is not set",
+                "tpu deploy bundle" if self._wanted.public_url else DEPLOY,
             )
         elif not bundle.startswith("gs://"):
-            yield Check(name="bundle", status=OK, message=f"{bundle} (not checked)")
+            yield ok("bundle", f"{bundle} (not checked)")
         else:
             bucket, _, name = bundle.removeprefix("gs://").partition("/")
             answer = self._rest.get(
                 "storage", f"storage/v1/b/{bucket}/o/{name.replace('/', '%2F')}"
             )
-            found = answer.status == 200
-            message = bundle if found else f"{bundle}: {answer.message or 'not found'}"
-            fix = "" if found else "tpu deploy bundle"
-            yield Check(name="bundle", status=OK if found else FAILED, message=message, fix=fix)
-
-    def _unknown(self, name: str, answer: Answer) -> Check:
-        service = answer.disabled_service
-        if service:
-            fix = f"gcloud services enable {service} --project {self._project}"
-            message = f"cannot be checked: {service} is not enabled"
-            return Check(name=name, status=WARNING, message=message, fix=fix)
-        message = f"cannot be checked: {answer.message or 'no access'}"
-        return Check(name=name, status=WARNING, message=message)
+            missing = failed(
+                "bundle", f"{bundle}: {answer.message or 'not found'}", "tpu deploy bundle"
+            )
+            yield ok("bundle", bundle) if answer.status == 200 else missing
 
 
 def _limit_of(info: dict[str, Any], kind: str, place: str, absent: int | None) -> int | None:

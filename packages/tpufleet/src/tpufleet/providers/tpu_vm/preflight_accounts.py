@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tpufleet.model.fleet.preflight import Check, CheckStatus
-from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet.errors import ProviderUnavailable
+from tpufleet.model.fleet.preflight import Check, failed, ok, warning
+from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 
 NAME = "hosts' account"
 ROLE = "roles/storage.objectUser"
@@ -22,17 +23,15 @@ SUFFICIENT = frozenset(
 )
 
 
-def default_account(project_number: str) -> str:
-    """cloud.google.com/compute/docs/access/service-accounts#default_service_account"""
-    return f"{project_number}-compute@developer.gserviceaccount.com"
-
-
 def grants_for_server(rest: GoogleRest, project: str, account: str) -> list[str]:
     """Commands for what the account of a server lacks. `account`: empty for the default one. None
     if that cannot be read."""
-    account = account or default_account_of(rest, project)
     policy = rest.post("projects", f"v1/projects/{project}:getIamPolicy", {})
-    if not account or policy.status != 200:
+    try:
+        account = account or default_account_of(rest, project)
+    except ProviderUnavailable:
+        return []
+    if policy.status != 200:
         return []
     granted = _roles(policy.body, account)
     if granted & {"roles/owner", "roles/editor"}:
@@ -46,17 +45,24 @@ def grants_for_server(rest: GoogleRest, project: str, account: str) -> list[str]
 
 
 def default_account_of(rest: GoogleRest, project: str) -> str:
-    """Empty if the project cannot be read."""
+    """cloud.google.com/compute/docs/access/service-accounts#default_service_account"""
     number = str(rest.get("projects", f"v1/projects/{project}").body.get("projectNumber", ""))
-    return default_account(number) if number else ""
+    if not number:
+        raise ProviderUnavailable("the number of the project is not known")
+    return f"{number}-compute@developer.gserviceaccount.com"
+
+
+def unknown(project: str, name: str, answer: Answer, fix: str = "") -> Check:
+    """What cannot be checked, and why."""
+    if service := answer.disabled_service:
+        fix = f"gcloud services enable {service} --project {project}"
+        return warning(name, f"cannot be checked: {service} is not enabled", fix)
+    return warning(name, f"cannot be checked: {answer.message or 'no access'}", fix)
 
 
 def check_hosts_account(rest: GoogleRest, project: str, account: str, bucket: str) -> Check:
     """`account`: empty for the default one of the project."""
     account = account or default_account_of(rest, project)
-    if not account:
-        message = "cannot be checked: the number of the project is not known"
-        return Check(name=NAME, status=CheckStatus.WARNING, message=message)
     of_bucket = rest.get("storage", f"storage/v1/b/{bucket}/iam")
     of_project = rest.post("projects", f"v1/projects/{project}:getIamPolicy", {})
     granted = _roles(of_bucket.body, account) | _roles(of_project.body, account)
@@ -65,13 +71,13 @@ def check_hosts_account(rest: GoogleRest, project: str, account: str, bucket: st
         f"--member=serviceAccount:{account} --role={ROLE}"
     )
     if granted & SUFFICIENT:
-        message = f"{account} can use gs://{bucket}"
-        return Check(name=NAME, status=CheckStatus.OK, message=message)
-    if of_bucket.status != 200 or of_project.status != 200:
-        message = f"cannot be checked: {of_bucket.message or of_project.message or 'no access'}"
-        return Check(name=NAME, status=CheckStatus.WARNING, message=message, fix=fix)
-    message = f"{account} cannot use gs://{bucket}: hosts could not install the bundle"
-    return Check(name=NAME, status=CheckStatus.FAILED, message=message, fix=fix)
+        return ok(NAME, f"{account} can use gs://{bucket}")
+    for answer in (of_bucket, of_project):
+        if answer.status != 200:
+            return unknown(project, NAME, answer, fix)
+    return failed(
+        NAME, f"{account} cannot use gs://{bucket}: hosts could not install the bundle", fix
+    )
 
 
 def _roles(policy: Mapping[str, Any], account: str) -> set[str]:

@@ -7,12 +7,13 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from tpufleet.model.fleet.preflight import Check, CheckStatus
+from tpufleet.model.fleet.preflight import Check, CheckStatus, failed, ok, skipped, warning
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet.providers.tpu_vm.preflight_accounts import unknown
 from tpufleet.providers.tpu_vm.server_vm import PRIVATE_RANGES
 
 REACH_SECONDS = 10.0
@@ -20,7 +21,6 @@ REACH_SECONDS = 10.0
 # (cloud.google.com/tpu/docs/multislice-introduction).
 GANG_PORTS = (8471, 8476, 8080)
 DEPLOY = "tpu deploy server"  # also builds the bundle
-OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
 
 
 def check_server_url(url: str, server: str, ca_file: str, emulated: bool) -> Check:
@@ -30,24 +30,23 @@ def check_server_url(url: str, server: str, ca_file: str, emulated: bool) -> Che
     if server and not url:
         return _answers("server", server, ca_file, DEPLOY)
     if emulated:
-        message = "emulated hosts run on this machine"
-        return Check(name=name, status=CheckStatus.SKIPPED, message=message)
+        return skipped(name, "emulated hosts run on this machine")
     fix = "set `public_url: https://HOST:PORT` in the config file, an address that TPU hosts reach"
     parts = urlsplit(url)
     if not url or not parts.hostname:
         message = "not set: TPU hosts have no server to connect to"
-        return Check(name=name, status=FAILED, message=message, fix=f"{DEPLOY}; or {fix}")
+        return failed(name, message, f"{DEPLOY}; or {fix}")
     try:
         found = {info[4][0] for info in socket.getaddrinfo(parts.hostname, None)}
     except OSError as error:
-        return Check(name=name, status=FAILED, message=f"{parts.hostname}: {error}", fix=fix)
+        return failed(name, f"{parts.hostname}: {error}", fix)
     addresses = [ipaddress.ip_address(address) for address in found]
     if any(address.is_loopback for address in addresses):
-        return Check(name=name, status=FAILED, message=f"{url} is this machine only", fix=fix)
+        return failed(name, f"{url} is this machine only", fix)
     answers = _answers(name, url, ca_file, "tpu serve")
-    if answers.status is OK and any(address.is_private for address in addresses):
+    if answers.status is CheckStatus.OK and any(address.is_private for address in addresses):
         message = f"{url} responds; its address is private: hosts must be in the same VPC network"
-        return Check(name=name, status=WARNING, message=message)
+        return warning(name, message)
     return answers
 
 
@@ -62,8 +61,8 @@ def _answers(name: str, url: str, ca_file: str, fix: str) -> Check:
         pass  # something answers
     except (OSError, ssl.SSLError) as error:
         reason = getattr(error, "reason", error)
-        return Check(name=name, status=FAILED, message=f"{url}: {reason}", fix=fix)
-    return Check(name=name, status=OK, message=f"{url} responds")
+        return failed(name, f"{url}: {reason}", fix)
+    return ok(name, f"{url} responds")
 
 
 def check_firewall(rest: GoogleRest, project: str, network: str, url: str) -> Check | None:
@@ -78,20 +77,16 @@ def check_firewall(rest: GoogleRest, project: str, network: str, url: str) -> Ch
     if not any(address in ipaddress.ip_network(each) for each in PRIVATE_RANGES):
         return None
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    answer = rest.get("compute", f"compute/v1/projects/{project}/global/firewalls")
-    if answer.status != 200:
-        message = f"cannot be checked: {answer.message or 'no access'}"
-        return Check(name="firewall", status=WARNING, message=message)
-    for rule in answer.body.get("items", ()):
-        if str(rule.get("network", "")).endswith(f"/{network}") and _allows(rule, port):
-            message = f"{rule.get('name')} lets hosts connect to TCP {port}"
-            return Check(name="firewall", status=OK, message=message)
-    return Check(
-        name="firewall",
-        status=FAILED,
-        message=f"no rule of network {network} lets hosts connect to TCP {port}",
-        fix=f"gcloud compute firewall-rules create tpufleet-server --network {network} "
-        f"--allow tcp:{port} --source-ranges 10.0.0.0/8 --project {project}",
+    rules = _rules(rest, project, network, "firewall")
+    if isinstance(rules, Check):
+        return rules
+    for rule in rules:
+        if _allows(rule, port):
+            return ok("firewall", f"{rule.get('name')} lets hosts connect to TCP {port}")
+    return failed(
+        "firewall",
+        f"no rule of network {network} lets hosts connect to TCP {port}",
+        _new_rule("tpufleet-server", f"tcp:{port}", network, project),
     )
 
 
@@ -99,24 +94,33 @@ def check_gangs(rest: GoogleRest, project: str, network: str) -> Check:
     """Whether hosts of one slice, and of several, can reach each other. A warning only: Google adds
     a rule of its own to some networks when it creates the first slice of several hosts."""
     name, ports = "firewall between hosts", "/".join(map(str, GANG_PORTS))
+    rules = _rules(rest, project, network, name)
+    if isinstance(rules, Check):
+        return rules
+    if all(any(_allows(rule, port) for rule in rules) for port in GANG_PORTS):
+        return ok(name, f"hosts of a slice reach each other on {ports}")
+    return warning(
+        name,
+        f"no rule of network {network} lets hosts reach each other on TCP {ports}: "
+        "slices of several hosts may hang when JAX starts",
+        _new_rule("tpufleet-hosts", "tcp,udp,icmp", network, project),
+    )
+
+
+def _rules(
+    rest: GoogleRest, project: str, network: str, name: str
+) -> Sequence[Mapping[str, Any]] | Check:
     answer = rest.get("compute", f"compute/v1/projects/{project}/global/firewalls")
     if answer.status != 200:
-        message = f"cannot be checked: {answer.message or 'no access'}"
-        return Check(name=name, status=WARNING, message=message)
-    rules = [
-        rule
-        for rule in answer.body.get("items", ())
-        if str(rule.get("network", "")).endswith(f"/{network}")
-    ]
-    if all(any(_allows(rule, port) for rule in rules) for port in GANG_PORTS):
-        return Check(name=name, status=OK, message=f"hosts of a slice reach each other on {ports}")
-    return Check(
-        name=name,
-        status=WARNING,
-        message=f"no rule of network {network} lets hosts reach each other on TCP {ports}: "
-        "slices of several hosts may hang when JAX starts",
-        fix=f"gcloud compute firewall-rules create tpufleet-hosts --network {network} "
-        f"--allow tcp,udp,icmp --source-ranges 10.0.0.0/8 --project {project}",
+        return unknown(project, name, answer)
+    rules = answer.body.get("items", ())
+    return [rule for rule in rules if str(rule.get("network", "")).endswith(f"/{network}")]
+
+
+def _new_rule(name: str, allowed: str, network: str, project: str) -> str:
+    return (
+        f"gcloud compute firewall-rules create {name} --network {network} --allow {allowed} "
+        f"--source-ranges 10.0.0.0/8 --project {project}"
     )
 
 

@@ -14,13 +14,12 @@ from pathlib import Path
 from google.cloud import tpu_v2
 
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadRequest, NoCapacity, ProviderError, ProviderUnavailable, RateLimited
+from tpufleet.errors import BadRequest, ProviderError, ProviderUnavailable, RateLimited
 from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice, SliceListing
 from tpufleet.model.fleet.slices import SliceId, settings_digest
 from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.model.tpu import topology
-from tpufleet.model.tpu.topology import short_name
-from tpufleet.providers.base import Fault, Order
+from tpufleet.providers.base import Fault, Order, no_such_slice, out_of_capacity
 from tpufleet.providers.tpu_vm import (
     adoption,
     api,
@@ -88,7 +87,8 @@ class TpuVmProvider:
     def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
         """The runtime version, not all settings of the server: an upgrade must not give up idle
         capacity, which may be scarce."""
-        return settings_digest(requests.runtime_version(topology.find(accelerator), self._settings))
+        kind = topology.find(accelerator)
+        return settings_digest(self._settings.runtimes.get(kind.generation, kind.runtime))
 
     def request(self, order: Order) -> None:
         requests.validate(order, self._settings)
@@ -198,9 +198,7 @@ class TpuVmProvider:
         if operation is None:
             self._check_owner(slice_id, location)
             return
-        if operation.HasField("error"):
-            error = operation.error
-            raise error_mapping.translate_status(error.code, error.message, f"create {slice_id}")
+        error_mapping.raise_error(operation, f"create {slice_id}")
         self._pending.add(
             Creation(
                 slice_id=slice_id,
@@ -220,11 +218,7 @@ class TpuVmProvider:
         queued_id = naming.queued_id(order)
         queued = requests.build_queued_resource(order, self._settings, location)
         operation = self._api.create_queued_resource(location.path, queued_id, queued)
-        if operation is not None and operation.HasField("error"):
-            error = operation.error
-            raise error_mapping.translate_status(
-                error.code, error.message, f"create queued resource {queued_id}"
-            )
+        error_mapping.raise_error(operation, f"create queued resource {queued_id}")
         if operation is not None and not requests.queue_timeout(order.capacity, self._settings):
             self._refuse_if_waiting(order, location.queued(queued_id))
 
@@ -232,10 +226,8 @@ class TpuVmProvider:
         for queued in self._api.list_queued_resources(name.partition("/queuedResources/")[0]):
             if queued.name == name and queued.state.state in states.WAITING:
                 self._api.delete_queued_resource(name)
-                raise NoCapacity(
-                    f"{len(order.slices)} x {short_name(order.accelerator)} ({order.capacity}) is "
-                    f"out of capacity in {order.zone}"
-                )
+                detail = f"{len(order.slices)} slices requested together"
+                raise out_of_capacity(order.accelerator, order.capacity, order.zone, detail)
 
     # Releasing.
     def _find(self, slice_id: SliceId, zone: str) -> ZoneSlice | None:
@@ -277,7 +269,7 @@ class TpuVmProvider:
             zone_slice = zone.observe(self._clock.now()).slices.get(slice_id)
             if zone_slice is not None and zone_slice.node:
                 return zone_slice.node
-        raise BadRequest(f"no slice {slice_id}; list them with `tpu inventory slices`")
+        raise no_such_slice(slice_id)
 
 
 class _ZoneListings:

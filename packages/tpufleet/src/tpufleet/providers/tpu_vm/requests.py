@@ -7,7 +7,7 @@ from datetime import timedelta
 from google.cloud import tpu_v2
 
 from tpufleet.errors import BadInput, BadRequest
-from tpufleet.model.fleet.fleets import check_zone
+from tpufleet.model.fleet.fleets import check_name, check_zone
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Order
@@ -17,8 +17,9 @@ from tpufleet.providers.tpu_vm.settings import CLOUD_PLATFORM, DataDisk, TpuVmSe
 
 def validate(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
     """BadRequest before any call is sent."""
-    naming.validate_order(order)
     try:
+        for slice_id in order.slices:
+            check_name(slice_id)
         check_zone(order.zone)
         accelerator = topology.find(order.accelerator)
     except BadInput as error:
@@ -28,16 +29,18 @@ def validate(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
             f"zone {order.zone} is not configured (zones: {', '.join(settings.zones)}); "
             "add it to tpu_vm.zones"
         )
-    if runtime_version(accelerator, settings) is None:
-        raise BadRequest(
-            f"{topology.short_name(order.accelerator)} is not available as a TPU VM; "
-            "use the provider gke"
-        )
+    runtime_version(accelerator, settings)
     return accelerator
 
 
-def runtime_version(accelerator: topology.Accelerator, settings: TpuVmSettings) -> str | None:
-    return settings.runtimes.get(accelerator.generation, accelerator.runtime)
+def runtime_version(accelerator: topology.Accelerator, settings: TpuVmSettings) -> str:
+    runtime = settings.runtimes.get(accelerator.generation, accelerator.runtime)
+    if runtime is None:
+        raise BadRequest(
+            f"{topology.short_name(accelerator.name)} is not available as a TPU VM; "
+            "use the provider gke"
+        )
+    return runtime
 
 
 def uses_queued_resource(order: Order, settings: TpuVmSettings) -> bool:
@@ -91,7 +94,7 @@ def queue_timeout(capacity: Capacity, settings: TpuVmSettings) -> timedelta:
 
 def _template(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
     accelerator = topology.find(order.accelerator)
-    request = base_node(accelerator, runtime_version(accelerator, settings) or "", settings)
+    request = base_node(accelerator, runtime_version(accelerator, settings), settings)
     request.labels = naming.labels(order)
     request.metadata = {
         **settings.metadata,

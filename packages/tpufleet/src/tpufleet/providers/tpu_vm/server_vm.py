@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tpufleet.errors import BadRequest, PermissionMissing, ProviderError, ProviderUnavailable
 from tpufleet.model.fleet import bootstrap
 from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
@@ -48,8 +50,7 @@ class ServerVmSettings:
         return self.zone.rpartition("-")[0]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resource:
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
     """One resource of the plan, in the order of creation."""
 
     kind: str  # collection in the API

@@ -16,26 +16,31 @@ Health = tpu_v2.Node.Health
 QueuedState = tpu_v2.QueuedResourceState.State
 
 # A node that comes back by itself is CREATING: its agents report when they are back.
-NODE_STATES: dict[int, tuple[CloudState, str]] = {
-    State.STATE_UNSPECIFIED: (CloudState.CREATING, "unknown state reported by the API"),
-    State.CREATING: (CloudState.CREATING, "creating the node"),
-    State.READY: (CloudState.UP, ""),
-    State.RESTARTING: (CloudState.CREATING, "the node is restarting"),
-    State.REIMAGING: (CloudState.CREATING, "the node is being reimaged"),
-    State.DELETING: (CloudState.STOPPING, "the node is being deleted"),
-    State.REPAIRING: (CloudState.CREATING, "the node is being repaired"),
-    State.STOPPED: (CloudState.FAILED, "the node was stopped"),
-    State.STOPPING: (CloudState.STOPPING, "the node is being stopped"),
-    State.STARTING: (CloudState.CREATING, "the node is starting"),
-    State.PREEMPTED: (CloudState.PREEMPTED, "preempted"),
-    State.TERMINATED: (
-        CloudState.PREEMPTED,
-        "terminated for maintenance, or at the end of a preemptible node's lifetime",
-    ),
-    State.HIDING: (CloudState.STOPPING, "the node is being hidden"),
-    State.HIDDEN: (CloudState.FAILED, "the node is hidden"),
-    State.UNHIDING: (CloudState.CREATING, "the node is being unhidden"),
-    State.UNKNOWN: (CloudState.FAILED, "repairing the node failed"),
+NODE_STATES: dict[int, CloudState] = {
+    State.STATE_UNSPECIFIED: CloudState.CREATING,
+    State.CREATING: CloudState.CREATING,
+    State.READY: CloudState.UP,
+    State.RESTARTING: CloudState.CREATING,
+    State.REIMAGING: CloudState.CREATING,
+    State.DELETING: CloudState.STOPPING,
+    State.REPAIRING: CloudState.CREATING,
+    State.STOPPED: CloudState.FAILED,
+    State.STOPPING: CloudState.STOPPING,
+    State.STARTING: CloudState.CREATING,
+    State.PREEMPTED: CloudState.PREEMPTED,
+    State.TERMINATED: CloudState.PREEMPTED,
+    State.HIDING: CloudState.STOPPING,
+    State.HIDDEN: CloudState.FAILED,
+    State.UNHIDING: CloudState.CREATING,
+    State.UNKNOWN: CloudState.FAILED,  # repairing it failed
+}
+# Where the name of the state does not say it.
+_NODE_MESSAGES: dict[int, str] = {
+    State.CREATING: "creating the node",
+    State.READY: "",
+    State.PREEMPTED: "preempted",
+    State.TERMINATED: "terminated for maintenance, or at the end of a preemptible node's lifetime",
+    State.UNKNOWN: "repairing the node failed",
 }
 
 # Without machines. A deletion or a stop that is in progress proves nothing yet.
@@ -43,16 +48,13 @@ FENCED_STATES = (State.PREEMPTED, State.TERMINATED, State.STOPPED, State.HIDDEN)
 
 # Without ACTIVE: then the states of the nodes apply.
 QUEUED_STATES: dict[int, tuple[CloudState, str]] = {
-    QueuedState.STATE_UNSPECIFIED: (
-        CloudState.PENDING,
-        "unknown state reported by the API",
-    ),
-    QueuedState.CREATING: (CloudState.PENDING, "the queued resource is being validated"),
+    QueuedState.STATE_UNSPECIFIED: (CloudState.PENDING, "queued"),
+    QueuedState.CREATING: (CloudState.PENDING, "queued"),
     QueuedState.ACCEPTED: (CloudState.PENDING, "queued"),
     QueuedState.WAITING_FOR_RESOURCES: (CloudState.PENDING, "queued, waiting for capacity"),
     QueuedState.PROVISIONING: (CloudState.CREATING, "creating the node"),
     QueuedState.FAILED: (CloudState.FAILED, "the queued resource failed"),
-    QueuedState.DELETING: (CloudState.STOPPING, "the queued resource is being deleted"),
+    QueuedState.DELETING: (CloudState.STOPPING, "deleting"),
     QueuedState.SUSPENDING: (CloudState.PREEMPTED, "being preempted"),
     QueuedState.SUSPENDED: (CloudState.PREEMPTED, "preempted"),
 }
@@ -65,7 +67,9 @@ def node_state(
 ) -> tuple[CloudState, str, tuple[int, ...], NoticeKind | None]:
     """State, message, unresponsive hosts, and notice. Health flaps, above all at boot, and has been
     wrong about nodes that worked: a node is not given up for it. Agents report real deaths."""
-    state, message = NODE_STATES.get(node.state, NODE_STATES[State.STATE_UNSPECIFIED])
+    known = State(node.state if node.state in NODE_STATES else 0)
+    state, name = NODE_STATES[known], known.name.lower().replace("_", " ")
+    message = _NODE_MESSAGES.get(known, f"the node is {name}")
     notice = NoticeKind.MAINTENANCE if node.health is Health.UNHEALTHY_MAINTENANCE else None
     if state is not CloudState.UP:
         return state, message, (), notice

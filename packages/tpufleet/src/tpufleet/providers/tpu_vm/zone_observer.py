@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 from google.cloud import tpu_v2
 
 from tpufleet.model.fleet import fleets
@@ -34,8 +34,7 @@ SETTLES_WITHIN = timedelta(seconds=30)
 PARALLEL_READS = 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ZoneSlice:
+class ZoneSlice(msgspec.Struct, frozen=True, kw_only=True):
     """A slice, with the cloud resources behind it."""
 
     cloud_slice: CloudSlice
@@ -45,10 +44,9 @@ class ZoneSlice:
     adopted: bool = False  # a person made the node: it must not be deleted
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ZoneView:
+class ZoneView(msgspec.Struct, frozen=True, kw_only=True):
     observed_at: datetime
-    slices: Mapping[SliceId, ZoneSlice] = field(default_factory=dict)
+    slices: Mapping[SliceId, ZoneSlice] = {}
 
 
 class ZoneObserver:

@@ -29,6 +29,7 @@ from tpufleet.runtime.checkpoints.types import (
     PARTS_TIMEOUT_SECONDS,
     Checkpoint,
     may_prune,
+    new_marker,
     read_marker,
     wait_for,
 )
@@ -147,13 +148,8 @@ class BucketCheckpoints:
             name = f"{base}/part_{index}.json"
             find, what = partial(self._find, name), f"{self._bucket.url}/{name}"
             files |= json.loads(wait_for(find, deadline, _POLL_SECONDS, what))
-        marker = {
-            "step": step,
-            "processes": self._num_processes,
-            "writer": self._writer,
-            "files": files,
-        }
-        self._bucket.write(f"step_{step:08d}/{MARKER}", json.dumps(marker).encode())
+        marker = new_marker(step, self._num_processes, self._writer, files)
+        self._bucket.write(f"step_{step:08d}/{MARKER}", marker)
 
     def _own_marker(self, step: int) -> dict[str, Any] | None:
         marker = self._read_marker(step)

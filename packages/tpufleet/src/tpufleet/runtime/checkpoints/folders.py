@@ -23,6 +23,7 @@ from tpufleet.runtime.checkpoints.types import (
     PARTS_TIMEOUT_SECONDS,
     Checkpoint,
     may_prune,
+    new_marker,
     read_marker,
     wait_for,
 )
@@ -113,13 +114,8 @@ class FolderCheckpoints:
         for listing in listings:
             files |= json.loads(listing.read_bytes())
             listing.unlink()
-        marker = {
-            "step": step,
-            "processes": self._num_processes,
-            "writer": self._writer,
-            "files": files,
-        }
-        filesystem.write_durably(unfinished / MARKER, json.dumps(marker).encode())
+        marker = new_marker(step, self._num_processes, self._writer, files)
+        filesystem.write_durably(unfinished / MARKER, marker)
         self._publish(unfinished, final)
 
     def _publish(self, unfinished: Path, final: Path) -> None:

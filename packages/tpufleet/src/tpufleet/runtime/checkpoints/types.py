@@ -48,6 +48,11 @@ def may_prune(keep: int, process_id: int) -> bool:
     return process_id == 0
 
 
+def new_marker(step: int, processes: int, writer: str, files: dict[str, Any]) -> bytes:
+    marker = {"step": step, "processes": processes, "writer": writer, "files": files}
+    return json.dumps(marker).encode()
+
+
 def read_marker(data: bytes) -> dict[str, Any] | None:
     """None when it is invalid."""
     try:

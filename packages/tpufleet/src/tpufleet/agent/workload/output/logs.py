@@ -62,12 +62,8 @@ class LogFile:
             os.close(self._file)
             raise OSError(errno.EINVAL, "not the file that the agent created")
         self._written = status.st_size
-        self._at_line_start = os.pread(
-            self._file, 1, self._written - 1 if self._written else 0
-        ) in (
-            b"",
-            b"\n",
-        )
+        last = os.pread(self._file, 1, max(self._written - 1, 0))
+        self._at_line_start = last in (b"", b"\n")
 
     @property
     def size(self) -> int:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
-from typing import Protocol
 
 from tpufleet.agent import threads
 from tpufleet.agent.workload import untrusted_files
@@ -62,42 +61,22 @@ def step_from_name(name: str) -> int | None:
 ListFolder = Callable[[Path], list[str]]
 
 
-class CheckpointFolder(Protocol):
-    atomic_rename: bool  # a checkpoint appears under its name only when it is complete
-
-    def entries(self, path: str) -> list[str]:
-        """Names in a folder below the checkpoint location; those of folders end with a slash.
-        Empty when there is no such folder."""
-        ...
+# Names in a folder below the checkpoint location; those of folders end with a slash. Empty when
+# there is no such folder.
+Entries = Callable[[str], list[str]]
 
 
-class LocalCheckpointFolder:
-    atomic_rename = True
-
-    def __init__(self, path: Path, list_folder: ListFolder) -> None:
-        self._path = path
-        self._list_folder = list_folder
-
-    def entries(self, path: str) -> list[str]:
-        try:
-            return self._list_folder(self._path / path)
-        except OSError:
-            return []  # does not exist yet, or the job may not read it
-
-
-class BucketCheckpointFolder:
-    atomic_rename = False
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-
-    def entries(self, path: str) -> list[str]:
-        return self._bucket.entries(path)
-
-
-def newest_step(folder: CheckpointFolder) -> int | None:
+def newest_step(entries: Entries, *, atomic_rename: bool) -> int | None:
     """The newest complete checkpoint at any depth, in plain and in Orbax layouts. The inside of a
-    checkpoint is not searched: it holds chunks with numbers as names."""
+    checkpoint is not searched: it holds chunks with numbers as names. `atomic_rename`: a checkpoint
+    appears under its name only when it is complete."""
+
+    def is_complete(path: str) -> bool:
+        if atomic_rename or not path.endswith("/"):
+            return True
+        names = entries(path)
+        return ORBAX_METADATA not in names or ORBAX_COMMIT in names
+
     newest: int | None = None
     queue = deque([("", 0)])
     for _ in range(MAX_FOLDERS):
@@ -105,7 +84,7 @@ def newest_step(folder: CheckpointFolder) -> int | None:
             break
         path, depth = queue.popleft()
         steps: dict[int, str] = {}
-        for name in folder.entries(path):
+        for name in entries(path):
             step = step_from_name(name.rstrip("/"))
             if step is not None:
                 steps[step] = name
@@ -114,17 +93,10 @@ def newest_step(folder: CheckpointFolder) -> int | None:
         for step in sorted(steps, reverse=True):
             if newest is not None and step <= newest:
                 break
-            if _is_complete(folder, path + steps[step]):
+            if is_complete(path + steps[step]):
                 newest = step
                 break
     return newest
-
-
-def _is_complete(folder: CheckpointFolder, path: str) -> bool:
-    if folder.atomic_rename or not path.endswith("/"):
-        return True
-    names = folder.entries(path)
-    return ORBAX_METADATA not in names or ORBAX_COMMIT in names
 
 
 class ProgressReader:
@@ -136,9 +108,7 @@ class ProgressReader:
         checkpoint: str,
         *,
         clock: Clock,
-        open_bucket: Callable[[str], CheckpointFolder] = lambda url: BucketCheckpointFolder(
-            Bucket(url)
-        ),
+        open_bucket: Callable[[str], Bucket] = Bucket,
         log_metrics: LogMetrics | None = None,
         list_folder: ListFolder = untrusted_files.list_named_by_job,
     ) -> None:
@@ -149,11 +119,11 @@ class ProgressReader:
         self._logged_step: float | None = None
         self._attempt_folder = attempt_folder
         self._in_bucket = checkpoint.startswith(gcs.SCHEME)
-        self._folder: CheckpointFolder | None = None
+        self._entries: Entries | None = None
         if self._in_bucket:
-            self._folder = open_bucket(checkpoint)
+            self._entries = open_bucket(checkpoint).entries
         elif checkpoint and "://" not in checkpoint:
-            self._folder = LocalCheckpointFolder(Path(checkpoint), list_folder)
+            self._entries = lambda path: _list(list_folder, Path(checkpoint, path))
         self._redactor = Redactor(())
         self._clock = clock
         self._next_folder_poll: datetime | None = None
@@ -278,10 +248,10 @@ class ProgressReader:
 
     def _read_folder(self, last: bool) -> None:
         now = self._clock.now()
-        if self._folder is None or not (last or self._folder_is_due(now)):
+        if self._entries is None or not (last or self._folder_is_due(now)):
             return
         try:
-            newest = newest_step(self._folder)
+            newest = newest_step(self._entries, atomic_rename=not self._in_bucket)
         except FleetError as error:
             threads.log(f"cannot list the checkpoints; progress is unknown: {error}")
             return
@@ -327,6 +297,13 @@ class ProgressReader:
             checkpoint_step=self._checkpoint_step,
             at=max(times) if times else None,
         )
+
+
+def _list(list_folder: ListFolder, path: Path) -> list[str]:
+    try:
+        return list_folder(path)
+    except OSError:
+        return []  # does not exist yet, or the job may not read it
 
 
 def _utc(moment: datetime) -> datetime:

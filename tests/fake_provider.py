@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -14,8 +15,7 @@ from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSl
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.slices import SliceId, settings_digest
 from tpufleet.model.job.pod_settings import PodSettings
-from tpufleet.model.tpu import topology
-from tpufleet.providers.base import Fault, Order, refuse_adoption
+from tpufleet.providers.base import Fault, Order, find_type, refuse_adoption
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -87,10 +87,7 @@ class FakeProvider:
                 return
             if self.errors:
                 raise self.errors.pop(0)
-            try:
-                topology.find(order.accelerator)
-            except Exception as error:
-                raise BadRequest(str(error)) from error
+            find_type(order.accelerator)
             available = self.stock.get((order.zone, order.accelerator))
             if available is not None and (
                 available < len(wanted) or available - self._in_use(order) < len(wanted)
@@ -213,3 +210,12 @@ class FakeProvider:
             and fake_slice.order.zone == order.zone
             and fake_slice.order.accelerator == order.accelerator
         )
+
+
+class InlineExecutor(Executor):
+    """Runs each call immediately in the caller's thread: for tests and simulations."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future: Future[object] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
