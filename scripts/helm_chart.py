@@ -80,8 +80,8 @@ serviceAccounts:
   provisioner: tpu-provisioner@PROJECT.iam.gserviceaccount.com
   bridge: tpufleet-bridge@PROJECT.iam.gserviceaccount.com
 
-# Other settings of the server, as environment variables; docs/server.md and docs/kubernetes.md list
-# them. For example TPUFLEET_GKE_TOPOLOGY_AWARE: "v5p-128".
+# Other settings of the server, as environment variables; docs/server-reference.md and
+# docs/kubernetes.md list them. For example TPUFLEET_GKE_TOPOLOGY_AWARE: "v5p-128".
 settings: {{}}
 
 # Replicas of each Deployment.

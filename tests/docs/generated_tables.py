@@ -34,7 +34,7 @@ def fields() -> list[str]:
 
 def endings() -> list[str]:
     return lines(
-        ("reason", "means", "recognised by", "budget", "what you can do"),
+        ("reason", "means", "recognised by", "retries", "what you can do"),
         (
             (
                 f"`{reason}`",

@@ -48,6 +48,13 @@ def prose(page: Path) -> str:
     return _BLOCK.sub("", page.read_text())
 
 
+def paragraphs(page: Path) -> list[str]:
+    """Running text, and each item of a list; no headings and tables."""
+    lines = ("" if line.startswith(("#", "|")) else line for line in prose(page).splitlines())
+    text = re.sub(r"^(?= *(?:[-*]|\d+\.) )", "\n", "\n".join(lines), flags=re.MULTILINE)
+    return [part for part in re.split(r"\n\s*\n", text) if part.strip()]
+
+
 def code_in_sentences(page: Path) -> list[str]:
     return [" ".join(code.split()) for code in _CODE.findall(prose(page))]
 

@@ -118,6 +118,14 @@ def test_the_readme_fits_two_screens_and_opens_with_the_demo_and_the_tests():
     assert [line.split(" #")[0].strip() for line in first.splitlines()] == ["./tpu demo", "./test"]
 
 
+@pytest.mark.parametrize(
+    "page", markdown.pages(), ids=lambda page: str(page.relative_to(markdown.ROOT))
+)
+def test_no_paragraph_is_longer_than_120_words(page):
+    long = [text[:60] for text in markdown.paragraphs(page) if len(text.split()) > 120]
+    assert long == []
+
+
 def test_decisions_are_numbered_without_holes_and_listed():
     folder = markdown.DOCS / "decisions"
     pages = sorted(path.name for path in folder.glob("0*.md"))

@@ -48,6 +48,14 @@ def test_every_named_path_exists(page):
     assert sorted({name for name in named_paths(page) if not exists(name)}) == []
 
 
+def test_the_walk_of_a_job_has_as_many_files_as_it_says():
+    text = (markdown.DOCS / "architecture.md").read_text()
+    walk = text.partition("## The walk of a job\n")[2].partition("\n## ")[0]
+    files = re.findall(r"^(\d+)\. `[\w/]+\.py`", walk, re.MULTILINE)
+    assert [int(number) for number in files] == list(range(1, len(files) + 1))
+    assert walk.startswith(f"The {len(files)} files")
+
+
 def test_a_path_that_does_not_exist_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("See `model/nowhere.py`, `docs/architecture.md` and\n./test tests/none.py\n")

@@ -73,13 +73,14 @@ def _multislice_environment() -> dict[str, str]:
 
 def test_every_setting_is_documented_with_its_variable():
     rows = [
-        markdown.cells(row) for row in markdown.table(markdown.DOCS / "server.md", "settings")[2:]
+        markdown.cells(row)
+        for row in markdown.table(markdown.DOCS / "server-reference.md", "settings")[2:]
     ]
     assert [row[0].strip("`") for row in rows] == list(config.KEYS)
     assert [row[1].strip("`") for row in rows] == [f"TPUFLEET_{k.upper()}" for k in config.KEYS]
 
 
-def test_every_retry_budget_is_documented_with_its_default():
+def test_every_retry_limit_is_documented_with_its_default():
     page, defaults = markdown.DOCS / "job-file.md", Retries()
     documented = dict(zip(column(page, "Retries"), column(page, "Retries", 2), strict=True))
     assert documented == {name: str(value) for name, value in structs.asdict(defaults).items()}
