@@ -115,7 +115,7 @@ def draw_tutorial() -> None:
             resumed_from = PREEMPT_AT // 2
             wait_for_job("train", lambda job: steps_of(job) > resumed_from)
             picture("jobs", DOCS / "pictures" / "jobs.svg", "running")
-            picture("slices", DOCS / "pictures" / "slices.svg", "ready")
+            picture("inventory slices", DOCS / "pictures" / "slices.svg", "ready")
             wait_for_job("train", lambda job: job["ended_at"] is not None)
             picture("why train", DOCS / "pictures" / "why.svg", "preempted")
             picture("show train", DOCS / "pictures" / "show.svg", "succeeded")

@@ -27,6 +27,8 @@ BANNED = (
     r"cannot be had", r"have (?:the )?word", r"is there twice", r"for good", r"in good order",
 )  # fmt: skip
 _BANNED = re.compile(rf"\b(?:{'|'.join(BANNED)})\b", re.IGNORECASE)
+# docs/glossary.md: of Kubernetes, or of other programs.
+_FOREIGN = re.compile(r"\b(?:[Cc]ontrol plane|[Nn]odes?|[Dd]irector(?:y|ies))\b")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _CODE = re.compile(r"`[^`]*`")
 
@@ -82,6 +84,17 @@ def test_messages_are_in_plain_language(package, messages):
         if match
     ]
     assert quaint == []
+
+
+def test_messages_use_the_words_of_the_glossary(messages):
+    foreign = [
+        f"{message.module}:{message.line}: {match[0]!r} in {message.text!r}"
+        for message in messages
+        if not re.search("gke|kubernetes|testbed", message.module)
+        for match in [_FOREIGN.search(_CODE.sub("", _PLACEHOLDER.sub("", message.text)))]
+        if match
+    ]
+    assert foreign == []
 
 
 def unknown_part(code: str) -> str:
