@@ -52,6 +52,7 @@ def screen_after(command: str, folder: Path) -> str:
         return subprocess.run(capture, check=True, capture_output=True, text=True).stdout
     finally:
         subprocess.run((*TMUX, "kill-server"), check=False)
+        time.sleep(POLL_SECONDS)  # the server exits after the command returns
 
 
 def draw(screen: str, title: str, target: Path) -> None:
