@@ -1,4 +1,4 @@
-"""The real control plane as a process of its own, over a cloud in memory.
+"""The real server as a process of its own, over a cloud in memory.
 
 Run as a program it serves; imported, it starts that program and measures it from outside. The
 cloud owns whatever slices the store holds, so a fleet can be prepared in the database.

@@ -1,4 +1,4 @@
-"""A chaos_run: real jobs on a real control plane, and from a seed, things that are killed."""
+"""A chaos_run: real jobs on a real server, and from a seed, things that are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done to a control plane and its hosts. Each fault says in words what it did."""
+"""What can be done to a server and its hosts. Each fault says in words what it did."""
 
 from __future__ import annotations
 

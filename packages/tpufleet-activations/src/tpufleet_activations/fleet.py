@@ -1,7 +1,7 @@
 """A fleet of extraction workers in several zones: its job specs, its status.
 
 All workers claim units of one shared dataset, so a zone that is out of capacity delays nothing and
-a lost worker costs at most one unit. Nothing here talks to the control plane.
+a lost worker costs at most one unit. Nothing here talks to the server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEEDS_RECOVERY = ("recovering", "failed")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerJob:
-    """A job of the fleet, as the control plane reports it."""
+    """A job of the fleet, as the server reports it."""
 
     name: str
     job_id: str

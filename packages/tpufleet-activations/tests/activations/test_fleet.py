@@ -40,7 +40,7 @@ def server(tmp_path):
 
 @pytest.fixture
 def world(tmp_path):
-    """A control plane without any capacity: jobs wait."""
+    """A server without any capacity: jobs wait."""
     (tmp_path / "server").mkdir()
     world = ServiceHarness(MemoryStore(), tmp_path / "server")
     world.start()

@@ -1,4 +1,4 @@
-"""A real control plane, bridges, the Firestore emulator, and Google's client as the user."""
+"""A real server, bridges, the Firestore emulator, and Google's client as the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bridge's main loop, with fakes for Firestore and the control plane."""
+"""The bridge's main loop, with fakes for Firestore and the server."""
 
 from __future__ import annotations
 

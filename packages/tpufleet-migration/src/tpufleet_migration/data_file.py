@@ -24,7 +24,7 @@ from tpufleet.views.cli.output import json_option
 @click.option("--as", "name", metavar="USER", help="Import what FILE has of this user.")
 @json_option
 def config_import(file: Path, name: str | None) -> None:
-    """Import settings, aliases and working directories from the data.json of the job manager that
+    """Import settings, aliases and folders from the data.json of the job manager that
     this program replaces. Its jobs are not imported."""
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ def config_import(file: Path, name: str | None) -> None:
         "settings": len(changes.settings),
         "config aliases": len(changes.config_aliases),
         "TPU aliases": len(changes.tpu_aliases),
-        "working directories": len(changes.folders),
+        "folders": len(changes.folders),
     }
     if output.printed_json({"imported": counts, "skipped": skipped}):
         return

@@ -69,9 +69,7 @@ _FORMER: dict[str, Renamed | Unsupported] = {
     "-czw -czj reset-window-num reset-window": Unsupported(
         "jobs have ids and names instead of windows", "`tpu jobs` lists them"
     ),
-    "change-ip": Unsupported(
-        "jobs continue when the control plane restarts or moves", "`tpu serve`"
-    ),
+    "change-ip": Unsupported("jobs continue when the server restarts or moves", "`tpu serve`"),
     # Directories, settings, aliases.
     "set-cur": _renamed("config dir here"),
     "set-dir": _renamed("config dir set"),
@@ -106,10 +104,10 @@ _FORMER: dict[str, Renamed | Unsupported] = {
     # Registry and sheet.
     "register add-applied-tpu add-applied -atpu rtw": _renamed("adopt", "pass --pool"),
     "del-registered del-register del-reg del-info": _renamed(
-        "adopt undo", "the node is not deleted"
+        "adopt undo", "the TPU VM is not deleted"
     ),
     "fang fmd": Unsupported(
-        "an alias leads to a slice, not to a slot that nodes take turns in",
+        "an alias leads to a slice, not to a slot that TPU VMs take turns in",
         "`tpu adopt NODE --pool POOL`, then `tpu inventory set NODE --alias ALIAS`",
     ),
     "keng": _renamed("types stock"),
@@ -144,7 +142,7 @@ _FORMER: dict[str, Renamed | Unsupported] = {
     ),
     "-Ml": _renamed("events"),
     "-smc -gmc -agc -mgc -Mc debug-stats debug-kill": Unsupported(
-        "there is no MONITOR process: the control plane reacts when something happens",
+        "there is no MONITOR process: the server reacts when something happens",
         "`tpu events` shows what it did, `tpu config rules` how it reacts",
     ),
 }

@@ -31,7 +31,7 @@ def arc(tmp_path):
 
 @pytest.fixture
 def world(tmp_path):
-    """A control plane without any capacity: jobs wait."""
+    """A server without any capacity: jobs wait."""
     (tmp_path / "server").mkdir()
     world = ServiceHarness(MemoryStore(), tmp_path / "server")
     world.start()

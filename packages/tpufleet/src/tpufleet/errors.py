@@ -57,40 +57,40 @@ class Fenced(FleetError, Permanent):
 
 
 class Unreachable(FleetError, Temporary):
-    """The control plane or its database does not respond."""
+    """The server or its database does not respond."""
 
 
 class NoConnection(Unreachable):
-    """No control plane accepts connections at the address."""
+    """No server accepts connections at the address."""
 
 
 class UntrustedCertificate(Unreachable):
-    """The certificate of the control plane is of an unknown CA, or for another name."""
+    """The certificate of the server is of an unknown CA, or for another name."""
 
 
 class NoAnswer(Unreachable):
-    """The control plane accepts connections but does not answer in time."""
+    """The server accepts connections but does not answer in time."""
 
 
 class DatabaseUnreachable(Unreachable):
-    """The database of the control plane does not respond. Its store logs that."""
+    """The database of the server does not respond. Its store logs that."""
 
 
 class StorageFull(Unreachable):
-    """The disk of the control plane or its database is full. Nothing was accepted."""
+    """The disk of the server or its database is full. Nothing was accepted."""
 
 
 class DatabaseFull(StorageFull):
-    """The disk of the database server is full, not that of the control plane."""
+    """The disk of the database server is full, not that of the server."""
 
 
 class StorageUnusable(Unreachable):
-    """The database of the control plane is read-only, damaged or gone. Nothing was accepted, and an
+    """The database of the server is read-only, damaged or gone. Nothing was accepted, and an
     operator has to act."""
 
 
 class StorageReadOnly(StorageUnusable):
-    """The database of the control plane is read-only."""
+    """The database of the server is read-only."""
 
 
 class ProviderError(FleetError):

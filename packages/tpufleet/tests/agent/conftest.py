@@ -184,7 +184,7 @@ class AgentHarness:
             accelerator="v5litepod-4",
         )
 
-    # What the control plane receives
+    # What the server receives
 
     def wait_for_phase(
         self, phase: Phase, attempt: str = "j1.0", within: float = 60.0

@@ -1,4 +1,4 @@
-"""An HTTP control plane for agent tests that can refuse, delay, stop and restart."""
+"""An HTTP server for agent tests that can refuse, delay, stop and restart."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(status, json.dumps({"size": size}).encode())
 
     def _exchange(self, request: SliceTokenRequest) -> None:
-        """Like the real control plane: the first nonce of a host wins."""
+        """Like the real server: the first nonce of a host wins."""
         if self.headers["Authorization"] != f"Bearer {self.control_plane.bootstrap_token}":
             self._fail(401, "Unauthorized", "invalid bootstrap token")
         elif (

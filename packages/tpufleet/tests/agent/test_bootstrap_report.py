@@ -1,4 +1,4 @@
-"""Bootstrap reports in guest attributes, which work while the control plane is out of reach."""
+"""Bootstrap reports in guest attributes, which work while the server is out of reach."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_a_snapshot_is_downloaded_byte_for_byte(control_plane):
 
 @pytest.fixture
 def other_server() -> Iterator[tuple[str, list[int]]]:
-    """A proxy, a load balancer or another server at the address of the control plane. The list has
+    """A proxy, a load balancer or another program at the address of the server. The list has
     the status of its next answer."""
     statuses = [404]
 
@@ -102,6 +102,8 @@ def test_an_error_of_something_else_than_the_control_plane_is_retried(other_serv
         lambda: client.send_heartbeat(BEAT),
         lambda: client.register(BEAT.host_id, "nonce"),
     ):
-        with pytest.raises(errors.Unreachable, match=f"{url} answered {status}.*no control plane"):
+        with pytest.raises(
+            errors.Unreachable, match=f"{url} answered {status}.*not a tpufleet server"
+        ):
             call()
     assert not client.reachable

@@ -1,4 +1,4 @@
-"""Control plane outages: the workload keeps running and no log or report is lost."""
+"""Server outages: the workload keeps running and no log or report is lost."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_an_expired_lease_stops_the_program_and_is_reported_later(harness):
     harness.control_plane.restart()
     exit = harness.wait_for_exit()
     assert exit.stopped_by_agent
-    assert exit.log_line == "control plane unreachable for 1 s"
+    assert exit.log_line == "server unreachable for 1 s"
 
 
 def test_a_simulated_host_exits_when_the_control_plane_is_gone(harness):
@@ -195,7 +195,7 @@ def test_a_simulated_host_exits_when_the_control_plane_is_gone(harness):
     harness.wait_for_log("up\n")
     harness.control_plane.stop()
     assert harness.wait_for_agent_exit() == 3
-    assert "control plane unreachable for 2 s" in (harness.work / "j1.0" / "output.log").read_text()
+    assert "server unreachable for 2 s" in (harness.work / "j1.0" / "output.log").read_text()
 
 
 def test_an_invalid_reply_is_retried(harness):

@@ -1,4 +1,4 @@
-"""What a user reads when the control plane cannot be reached."""
+"""What a user reads when the server cannot be reached."""
 
 from __future__ import annotations
 

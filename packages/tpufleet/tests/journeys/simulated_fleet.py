@@ -89,7 +89,7 @@ class SimulatedFleet:
         self._users: set[str] = set()  # those that have called
         self.programs: dict[JobId, Program] = {}
         self.hosts: dict[SliceId, list[SimulatedHost]] = {}
-        self.reachable = True  # agents reach the control plane
+        self.reachable = True  # agents reach the server
         self.unreachable_hosts: set[str] = set()
         self.late_hosts: set[str] = set()  # hosts that never come up
         self.heartbeat_clock_error = timedelta(0)  # of the server that receives heartbeats

@@ -1,4 +1,4 @@
-"""The control plane's own absence is not the hosts' silence: frozen servers, stopped databases and
+"""The server's own absence is not the hosts' silence: frozen servers, stopped databases and
 clocks that step, at the default settings."""
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def test_workloads_continue_without_a_controller(fleet):
 
 
 def test_disconnected_hosts_keep_working_for_a_while(fleet):
-    """The whole control plane is unreachable."""
+    """The whole server is unreachable."""
     job = fleet.submit(Program(steps=200))
     fleet.until_state(job, JobState.RUNNING)
     fleet.reachable = False

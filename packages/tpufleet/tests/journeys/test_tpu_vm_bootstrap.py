@@ -18,7 +18,7 @@ from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet_testbed.cloud_tpu.fault_plan import CloudFaultPlan, Latencies
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
 
-REFUSED = "cannot reach the control plane at http://127.0.0.1: Connection refused"
+REFUSED = "cannot reach the server at http://127.0.0.1: Connection refused"
 
 
 class ConnectingHosts(NoticedHosts):

@@ -1,5 +1,5 @@
 """A storm over zones of TPU VMs: preemptions with and without notice, zones without stock, lost
-credentials, slow deletions and killed control planes. All jobs finish, and little is paid idle."""
+credentials, slow deletions and killed servers. All jobs finish, and little is paid idle."""
 
 from __future__ import annotations
 

@@ -460,7 +460,7 @@ def test_exec_names_the_limit_of_its_timeout(tpu, timeout, message):
 def test_commands_on_hosts_explain_what_they_could_not_find(world, tpu):
     assert "no slice or job 'nothing'" in tpu("exec", "nothing", "--", "date").stderr
     world.submit("job-1", slices=2)
-    assert "job train (job-1) is queued and holds no slice" in tpu("doctor", "train").stderr
+    assert "job train (job-1) has no hosts; its state is queued" in tpu("doctor", "train").stderr
     for name in ("slice-1", "slice-2"):
         world.add_slice(name, "job-1")
     refused = tpu("doctor", "fault", "train", "preempt")

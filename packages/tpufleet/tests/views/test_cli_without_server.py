@@ -298,7 +298,7 @@ def test_all_errors_of_all_jobs_are_reported_at_once(alone, work):
 def test_reading_without_a_server_prints_the_next_step_and_starts_nothing(alone, tmp_path, args):
     answer = alone(*args)
     assert answer.exit_code == 1
-    assert "no control plane is running on this machine" in answer.stderr
+    assert "no server is running on this machine" in answer.stderr
     assert not (tmp_path / "state").exists()
 
 

@@ -44,9 +44,7 @@ def test_two_terminals_that_start_a_server_concurrently_start_one(alone_with_cle
     both = [terminal(tpu, "pool", "create", name, "v5e-4") for name in ("one", "two")]
     printed = [process.communicate(timeout=900)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], printed
-    started = [
-        stderr for stderr in printed if "started a control plane at http://127.0.0.1:" in stderr
-    ]
+    started = [stderr for stderr in printed if "started a server at http://127.0.0.1:" in stderr]
     assert len(started) == 1
     home = tmp_path / "state"
     assert f"(state in {home}; stop it with `tpu serve --stop`)" in started[0]
@@ -71,7 +69,7 @@ def test_a_server_that_fails_to_start_reports_its_log(tmp_path: Path):
     with pytest.raises(FleetError) as caught:
         embedded_server.start(tmp_path, lambda url: True, fails)
     assert str(caught.value) == (
-        "the control plane failed to start (exit status 3)\n  the disk is on fire\n"
+        "the server failed to start (exit status 3)\n  the disk is on fire\n"
         f"  next: read {tmp_path / 'server.log'}"
     )
 
@@ -83,7 +81,7 @@ def test_a_server_that_does_not_respond_is_replaced(alone_with_cleanup, tmp_path
     (home / "server.json").write_text(f'{{"url": "http://127.0.0.1:1", "pid": {os.getpid()}}}')
     answer = alone_with_cleanup("pool", "create", "lab", "v5e-4")
     assert answer.exit_code == 0, answer.output
-    assert "started a control plane" in answer.stderr
+    assert "started a server" in answer.stderr
 
 
 def test_a_running_server_without_its_database_is_not_started_again(alone, tmp_path):

@@ -24,7 +24,7 @@ def test_a_watched_list_goes_on_after_an_outage(world, tpu: Tpu):
     screen = Terminal(tpu, "jobs", "--watch")
     screen.wait_for("before")
     world.stop()
-    screen.wait_for("cannot reach the control plane")
+    screen.wait_for("cannot reach the server")
     world.start()
     world.submit("job-2", name="afterwards")
     screen.wait_for("afterwards")

@@ -82,7 +82,7 @@ def test_run_uses_aliases_and_directories(tpu: Tpu, world: ServiceHarness, tmp_p
     other.mkdir()
     (other / "main.py").write_text("print(1)\n")
     tpu.ok("config", "dir", "set", str(other), "7")
-    assert "no TPU type" in tpu("config", "alias", "set", "big", "v5e-17").stderr
+    assert "not a TPU type" in tpu("config", "alias", "set", "big", "v5e-17").stderr
     assert tpu("config", "alias", "set", "big", "v5e-16").stderr == ""
     tpu.ok("run", "big", "-d", "--dir", "7", "--name", "x", "--config", "lr=0.1=a", "--config",
            "config.seed=3", "--", "python", "main.py")  # fmt: skip

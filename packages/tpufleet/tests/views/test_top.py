@@ -359,7 +359,7 @@ def test_an_unreachable_server_is_shown_and_the_screen_stays(fleet):
         await until_shown(pilot, "baseline")
         await asyncio.to_thread(fleet.stop)
         await pilot.press("1")
-        await until_shown(pilot, "cannot reach the control plane", "baseline")
+        await until_shown(pilot, "cannot reach the server", "baseline")
         await asyncio.to_thread(fleet.start)
         await pilot.press("1")
         await until(pilot, lambda: "cannot reach" not in screen_text(pilot))

@@ -1,4 +1,4 @@
-"""The control plane of a lab of five people, with jobs of some days, over a cloud in memory.
+"""The server of a lab of five people, with jobs of some days, over a cloud in memory.
 
     python -m tests.web.lab HOME [--ended 10000]
 

@@ -272,7 +272,7 @@ def test_an_adopted_node_is_given_back_by_an_admin(page: Page, member: Page, ser
     page.get_by_label("Filter the inventory").fill("mei-by-hand")
     page.get_by_role("button", name="give mei-by-hand back").click()
     expect(dialog(page)).to_contain_text("tpu adopt undo mei-by-hand")
-    expect(dialog(page)).to_contain_text("The node itself goes on running")
+    expect(dialog(page)).to_contain_text("The TPU VM itself keeps running")
     dialog(page).get_by_role("button", name="Give back", exact=True).click()
     expect(page.get_by_role("status").last).to_contain_text("gave mei-by-hand back")
     expect(row(page, "mei-by-hand")).to_have_count(0)

@@ -62,7 +62,7 @@ TITLES = ("TPU NAME", "STATUS", "SAMPLES", "SHARDS", "GCS")
 def deploy(context: click.Context, out: str, run_options: tuple[str, ...], **options: Any) -> None:
     """Run a fleet of workers on the dataset in OUT, which has a plan.
 
-    Submits a job for each worker. All take units from one queue. The control plane starts and
+    Submits a job for each worker. All take units from one queue. The server starts and
     recovers the workers, so this command need not keep running; running it again starts only
     missing workers.
     """

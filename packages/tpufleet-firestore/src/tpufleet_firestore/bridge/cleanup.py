@@ -48,6 +48,6 @@ class ResultCleanup:
         try:
             self._client.delete_job_files(job_id)
         except NotFound:
-            return  # a job of another control plane, or of one that was reset
+            return  # a job of another server, or of one that was reset
         except (Conflict, Forbidden) as error:
             log.warning("cannot delete the files of %s: %s", job_id, error)

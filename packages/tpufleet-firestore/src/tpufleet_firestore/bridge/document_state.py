@@ -102,7 +102,7 @@ class DocumentDriver:
             request = documents.parse_request(held.document.data)
             held.row = self._jobs.submit(held.claim.job_id, held.document.id, request)
         except _REJECTIONS as error:
-            message = f"the control plane rejected the job: {error}"
+            message = f"the server rejected the job: {error}"
             self._end(held, CodeOutcome(status=DocumentStatus.FAILED, error=message))
             return False
         return True

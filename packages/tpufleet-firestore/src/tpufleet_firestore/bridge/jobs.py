@@ -1,4 +1,4 @@
-"""Runs requests as jobs of the control plane, and reads their results."""
+"""Runs requests as jobs of the server, and reads their results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LinkSettings:
     """Of `log_url` and `result_url` in documents."""
 
     lifetime: timedelta = timedelta(days=7)
-    server_url: str | None = None  # at which clients reach the control plane; None: as the bridge
+    server_url: str | None = None  # at which clients reach the server; None: as the bridge
 
 
 class FleetJobs:
@@ -109,7 +109,7 @@ class FleetJobs:
 
     def link(self, job_id: JobId, resource: str) -> str:
         """A link that works without a token, because authors of documents have none. One that needs
-        a token, if the job is of the user of another bridge or the control plane is older."""
+        a token, if the job is of the user of another bridge or the server is older."""
         try:
             path = self._client.create_link(job_id, resource, self._links.lifetime).path
         except (Forbidden, NotFound) as error:

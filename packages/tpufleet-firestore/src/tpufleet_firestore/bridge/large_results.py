@@ -1,4 +1,4 @@
-"""Stores results that are too large for a document: in a folder, a bucket or the control plane."""
+"""Stores results that are too large for a document: in a folder, a bucket or the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ResultStore(Protocol):
 
 def result_store(location: str | None, link: Callable[[JobId], str]) -> ResultStore:
     """`location` is gs://bucket/folder or an absolute path. Without one, the result stays in the
-    control plane, at `link`."""
+    server, at `link`."""
     if location is None:
         return ControlPlaneResults(link)
     if location.startswith("gs://"):

@@ -40,7 +40,7 @@ Examples:
     "results_location",
     metavar="LOCATION",
     help="Location of results too large for a document: gs://bucket/folder or an absolute path "
-    "(default: the control plane).",
+    "(default: the server).",
 )
 @click.option(
     "--keep",
@@ -59,7 +59,7 @@ Examples:
     "--public-url",
     "server_url",
     metavar="URL",
-    help="Address of the control plane in these links (default: that of --server).",
+    help="Address of the server in these links (default: that of --server).",
 )
 @click.option(
     "--adopt-after",

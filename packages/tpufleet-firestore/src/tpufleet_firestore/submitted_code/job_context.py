@@ -86,7 +86,7 @@ class JobContext:
         return hmac.new(self._key, data, "sha256").hexdigest().encode()
 
     def write_result(self, outcome: Outcome) -> None:
-        """Into the run folder, from where the agent uploads it to the control plane."""
+        """Into the run folder, from where the agent uploads it to the server."""
         if self.run_dir is None:
             print(json.dumps(outcome))
             return

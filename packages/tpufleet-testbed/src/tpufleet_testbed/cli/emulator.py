@@ -35,7 +35,7 @@ def emulator(
 ) -> None:
     """Serve the Cloud TPU API v2 (gRPC) on this machine, without a cloud account.
 
-    A control plane uses it with this config:
+    A server uses it with this config:
 
     \b
       tpu_vm:

@@ -1,4 +1,4 @@
-"""Reports that the agent connects or cannot, where that does not need the control plane: guest
+"""Reports that the agent connects or cannot, where that does not need the server: guest
 attributes of the host."""
 
 from __future__ import annotations

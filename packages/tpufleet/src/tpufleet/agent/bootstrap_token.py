@@ -43,7 +43,7 @@ def exchange(
 ) -> str:
     """Return the slice token, which never leaves this process.
 
-    Waits for an unreachable control plane up to `settings.server_timeout_seconds`. Raises Forbidden
+    Waits for an unreachable server up to `settings.server_timeout_seconds`. Raises Forbidden
     when another agent has already exchanged the token for this host.
     """
     protect_memory()

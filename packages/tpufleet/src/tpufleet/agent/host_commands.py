@@ -61,7 +61,7 @@ class HostCommandRunner:
     def start_new(self, commands: Sequence[HostCommand]) -> None:
         """Start or queue the commands that were not started before. Returns at once.
 
-        `commands` are all that the control plane wants to be run now. One that waits and is not
+        `commands` are all that the server wants to be run now. One that waits and is not
         among them was withdrawn: the slice may have been given to another user.
         """
         now = self._clock.uptime()
@@ -170,7 +170,7 @@ class HostCommandRunner:
             return self._result(status, output.read(MAX_OUTPUT_BYTES + 1), message=message)
 
     def _argv_and_env(self, command: HostCommand) -> tuple[list[str], dict[str, str]]:
-        """A user's command sees nothing of the control plane; our own diagnostics must."""
+        """A user's command sees nothing of the server; our own diagnostics must."""
         if command.kind is HostCommandKind.COMMAND:
             env = {k: v for k, v in self._base_env.items() if not k.startswith("TPUFLEET_")}
             return list(command.command), env

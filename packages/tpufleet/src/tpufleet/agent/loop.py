@@ -33,7 +33,7 @@ from tpufleet.model.job.end_reasons import END_REASONS, EndReason
 # Exit statuses.
 EXIT_RELEASED = 0
 EXIT_TERMINATED = 128 + signal.SIGTERM  # the machine is taken; the work of this host is not done
-EXIT_REJECTED = 3  # the control plane does not know this host any more
+EXIT_REJECTED = 3  # the server does not know this host any more
 
 SENDER_THREADS = 2  # a notice must go out even while another heartbeat hangs
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.4, 5.0
@@ -98,8 +98,8 @@ class Agent:
         self._workload: Workload | None = None
         self._past: dict[AttemptId, Workload] = {}  # an attempt never runs twice
         self._notice: NoticeKind | None = None
-        self._omit_progress = False  # the control plane could not read it
-        # The attempt and the time of the last point that the control plane has.
+        self._omit_progress = False  # the server could not read it
+        # The attempt and the time of the last point that the server has.
         self._points_sent: tuple[AttemptId | None, datetime | None] = (None, None)
         self._last_sent = 0  # heartbeats are numbered: a delayed reply cannot undo a newer one
         self._last_sent_state: tuple[object, ...] = ()
@@ -243,7 +243,7 @@ class Agent:
         if message.number < self._last_answered:
             return
         if self._backoff.failures:
-            threads.log("control plane reachable again")
+            threads.log("server reachable again")
         self._last_answered = message.number
         self._backoff.succeeded()
         if message.heartbeat.points:
@@ -265,15 +265,13 @@ class Agent:
             return
         if isinstance(message.error, Unauthorized | Forbidden):
             threads.log(f"heartbeat rejected; stopping the workload: {message.error}")
-            self._exit(EXIT_REJECTED, "the control plane no longer accepts this host")
+            self._exit(EXIT_REJECTED, "the server no longer accepts this host")
             return
         if isinstance(message.error, UnreadableHeartbeat):
-            # The control plane counts this host as alive, so the workload may run on. Progress is
+            # The server counts this host as alive, so the workload may run on. Progress is
             # what a workload writes; what is left comes from this agent.
             if not self._omit_progress:
-                threads.log(
-                    f"the control plane cannot read heartbeats; continuing: {message.error}"
-                )
+                threads.log(f"the server cannot read heartbeats; continuing: {message.error}")
             self._omit_progress = True
             self._lease_renewed_at = message.sent_at
             self._next_heartbeat_at = uptime() + self._interval
@@ -303,7 +301,7 @@ class Agent:
         current = self._workload
         if current and (wanted is None or wanted.attempt_id != current.assignment.attempt_id):
             if not current.finished:
-                current.stop("the control plane no longer assigns this attempt to this host")
+                current.stop("the server no longer assigns this attempt to this host")
             if reported.exit is None or reported.attempt_id != current.assignment.attempt_id:
                 return  # its exit must be reported once before it is retired
             self._retire(current)
@@ -378,7 +376,7 @@ class Agent:
         if self._exit_status is None or (self._workload and not self._workload.finished):
             return False
         if self._exit_status == EXIT_REJECTED or self._workload is None:
-            return True  # the control plane does not listen, or there is nothing to report
+            return True  # the server does not listen, or there is nothing to report
         if self._exit_deadline is None:
             self._exit_deadline = self._next_heartbeat_at = uptime()
             self._exit_deadline += FINAL_HEARTBEAT_SECONDS
@@ -387,4 +385,4 @@ class Agent:
 
 
 def _unreachable_for(seconds: float) -> str:
-    return f"control plane unreachable for {seconds:g} s"
+    return f"server unreachable for {seconds:g} s"

@@ -28,7 +28,7 @@ EXIT_BAD_SETTINGS = 2
 
 
 class AgentRejected(FleetError):
-    """The control plane does not know this host, or already has an agent for it."""
+    """The server does not know this host, or already has an agent for it."""
 
 
 def run(environ: Mapping[str, str]) -> int:
@@ -67,7 +67,7 @@ def run(environ: Mapping[str, str]) -> int:
     except AgentRejected as error:
         from tpufleet.agent.loop import EXIT_REJECTED
 
-        threads.log(f"rejected by the control plane; exiting: {error}")
+        threads.log(f"rejected by the server; exiting: {error}")
         reporter.failed(BootstrapStage.CONNECTING, str(error))
         return EXIT_REJECTED
 

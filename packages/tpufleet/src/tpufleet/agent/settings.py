@@ -30,12 +30,12 @@ class AgentSettings:
     coordinator_port: int
     chips: int
     notice_file: Path | None = None
-    ca_file: Path | None = None  # CAs of the control plane's certificate, besides the system's
+    ca_file: Path | None = None  # CAs of the server's certificate, besides the system's
     job_python: str = ""  # "uv": every job gets an environment, not only those that ask for one
     ca_certificates: str = ""  # the same, in PEM, as the provider passed them on
-    proxy: str | None = None  # on the way to the control plane
+    proxy: str | None = None  # on the way to the server
     platform: str = ""  # "cpu" on simulated slices
-    # The agent exits when the control plane is unreachable for this long; None: never.
+    # The agent exits when the server is unreachable for this long; None: never.
     server_timeout_seconds: float | None = None
     metadata_url: str = ""  # of the instance metadata server, if there is one
     multislice: bool = False  # the cloud made this slice as one of several

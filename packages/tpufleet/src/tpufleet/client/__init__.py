@@ -1,1 +1,1 @@
-"""HTTP clients of the control plane, for users (`fleet`) and agents (`agents`)."""
+"""HTTP clients of the server, for users (`fleet`) and agents (`agents`)."""

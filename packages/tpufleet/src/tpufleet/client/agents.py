@@ -47,7 +47,7 @@ _PERMANENT: dict[int, type[errors.FleetError]] = {
 
 
 class UnreadableHeartbeat(errors.BadInput):
-    """The control plane knows this host and counts it as alive, but cannot read its report."""
+    """The server knows this host and counts it as alive, but cannot read its report."""
 
 
 class _LogSize(msgspec.Struct):
@@ -153,7 +153,7 @@ class AgentClient:
             self.reachable = False
             cause = str(error) or type(error).__name__
             kind = errors.UntrustedCertificate if tls.is_untrusted(error) else errors.Unreachable
-            raise kind(f"cannot reach the control plane at {self._server}: {cause}") from error
+            raise kind(f"cannot reach the server at {self._server}: {cause}") from error
 
 
 def _check(response: httpx.Response) -> None:
@@ -165,10 +165,11 @@ def _check(response: httpx.Response) -> None:
         url = response.request.url
         answer = " ".join(response.text[:200].split())
         raise errors.Unreachable(
-            f"{url.scheme}://{url.netloc.decode()} answered {status} for {path}, but no control "
-            f"plane did: a proxy, a load balancer or another server; check `public_url`: {answer}"
+            f"{url.scheme}://{url.netloc.decode()} answered {status} for {path}, but is not a "
+            f"tpufleet server: a proxy, a load balancer or another program; check `public_url`: "
+            f"{answer}"
         )
-    message = f"the control plane returned {status} for {path}: {_error(response)[1]}"
+    message = f"the server returned {status} for {path}: {_error(response)[1]}"
     if status >= 500 or status in _RETRYABLE:
         raise errors.Unreachable(message)
     raise _PERMANENT.get(status, errors.BadInput)(message)
@@ -195,4 +196,4 @@ def _decoded(response: httpx.Response, kind: type[T]) -> T:
         return encoding.from_json(response.content, kind)
     except errors.BadInput as error:
         # Not from our server: a proxy, or a server that is starting. Retry.
-        raise errors.Unreachable(f"invalid response from the control plane: {error}") from error
+        raise errors.Unreachable(f"invalid response from the server: {error}") from error

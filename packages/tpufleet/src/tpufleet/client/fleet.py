@@ -1,4 +1,4 @@
-"""Client of the control plane's HTTP API: one method per route. Thread-safe."""
+"""Client of the server's HTTP API: one method per route. Thread-safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How clients and agents reach a control plane: trusted certificates, and the proxy on the way."""
+"""How clients and agents reach a server: trusted certificates, and the proxy on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP connection to the control plane: authentication, decoding, and translation of errors."""
+"""HTTP connection to the server: authentication, decoding, and translation of errors."""
 
 from __future__ import annotations
 
@@ -154,19 +154,19 @@ class Transport:
     def unreachable(self, error: Exception) -> Unreachable:
         if isinstance(error, self._no_answer):
             return NoAnswer(
-                f"the control plane at {self.url} does not answer ({error or 'timed out'}): it is "
+                f"the server at {self.url} does not answer ({error or 'timed out'}): it is "
                 "frozen or overloaded, or so is its database\n"
                 "  next: retry, or look at its log; `tpu serve --stop` and `tpu serve` restart it "
                 "without losing a job"
             )
         if tls.is_untrusted(error):
             return UntrustedCertificate(
-                f"cannot reach the control plane at {self.url} ({error})\n"
+                f"cannot reach the server at {self.url} ({error})\n"
                 "  next: for a private CA, set `ca_file` in the config file, or TPUFLEET_CA_FILE, "
                 "to its certificate; for another name, use that as the address"
             )
         return NoConnection(
-            f"cannot reach the control plane at {self.url} ({error or type(error).__name__}); "
+            f"cannot reach the server at {self.url} ({error or type(error).__name__}); "
             "start one with `tpu serve`, or pass its address with --server"
         )
 

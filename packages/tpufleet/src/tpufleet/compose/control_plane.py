@@ -1,4 +1,4 @@
-"""The control plane: store, providers, controller and HTTP API in one process."""
+"""The server: store, providers, controller and HTTP API in one process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ COLLECTION_THRESHOLDS = (2_000, 5, 200)
 
 
 def serve(settings: Config, *, embedded: bool) -> int:
-    """Run the control plane until SIGTERM or SIGINT. Returns the exit status."""
+    """Run the server until SIGTERM or SIGINT. Returns the exit status."""
     recent_errors = server_log.set_up(settings.log_format)
     if settings.ca_file is not None:
         os.environ["TPUFLEET_CA_FILE"] = str(settings.ca_file)  # for the agents that we start
@@ -137,7 +137,7 @@ class ControlPlane:
         self._controller.start()
         server_file = home / "server.json"
         server_files.write_private(server_file, json.dumps(self._record()))
-        print(f"control plane at {self.url} (state in {home})", flush=True)
+        print(f"server at {self.url} (state in {home})", flush=True)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         gc.set_threshold(*COLLECTION_THRESHOLDS)
         try:

@@ -114,7 +114,7 @@ def exclusive_lock(home: Path, holder: Path | None = None) -> Iterator[None]:
             running, own = lock_holder(home), (holder or home).resolve()
             copy = f", and would control the same slices as {own}" if running != own else ""
             raise Conflict(
-                f"a control plane is already running in {running}{copy}\n"
+                f"a server is already running in {running}{copy}\n"
                 f"  next: TPUFLEET_HOME={running} tpu serve --stop"
             ) from error
         lock.truncate(0)

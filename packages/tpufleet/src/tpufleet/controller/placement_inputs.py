@@ -21,7 +21,7 @@ from tpufleet.policy.scheduling.capacity import CapacitySource
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Set by the operator of the control plane."""
+    """Set by the operator of the server."""
 
     default_providers: tuple[str, ...] = ("local",)
     zones_by_provider: Mapping[str, Sequence[str]]

@@ -63,7 +63,7 @@ def find_type(accelerator: str) -> Accelerator:
 def refuse_adoption(order: Order, provider: str) -> None:
     """For providers without nodes that people make."""
     if order.node:
-        raise BadRequest(f"the provider {provider} cannot adopt nodes, only tpu-vm can")
+        raise BadRequest(f"the provider {provider} cannot adopt TPU VMs, only tpu-vm can")
 
 
 class Fault(StrEnum):

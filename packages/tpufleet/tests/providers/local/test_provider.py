@@ -171,7 +171,7 @@ def contents(root: Path) -> dict[str, tuple[int, bytes]]:
 def test_every_host_runs_an_agent_with_its_environment(root, monkeypatch):
     monkeypatch.setenv("TPUFLEET_DATABASE", "postgres://secret")
     for name in ("PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "GITHUB_TOKEN"):
-        monkeypatch.setenv(name, "of the control plane")
+        monkeypatch.setenv(name, "of the server")
     monkeypatch.setenv("WANDB_API_KEY", "for jobs")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("PIP_INDEX_URL", "https://lab:hunter2@packages/simple")
@@ -199,7 +199,7 @@ def test_every_host_runs_an_agent_with_its_environment(root, monkeypatch):
         "TPUFLEET_WAITS_SECONDS": "1800",
     }
     assert seen["LOCAL_TPU_SLICE"].endswith("/a/3")
-    assert "of the control plane" not in seen.values()
+    assert "of the server" not in seen.values()
     assert seen["HTTPS_PROXY"] == "http://proxy:3128" and "PIP_INDEX_URL" not in seen
     assert seen["WANDB_API_KEY"] == "for jobs" and seen["PATH"] == os.environ["PATH"]
 

@@ -170,9 +170,9 @@ def test_the_autostop_time_that_its_owner_set_still_holds(world):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"node": "other"}, "no node other in us-central1-a"),
-        ({"accelerator": "v5litepod-8"}, f"node {NODE} is a v5e-16, and pool lab has v5e-8"),
-        ({"zone": OTHER_ZONE}, f"no node {NODE} in {OTHER_ZONE}"),
+        ({"node": "other"}, "no TPU VM other in us-central1-a"),
+        ({"accelerator": "v5litepod-8"}, f"TPU VM {NODE} is a v5e-16, and pool lab has v5e-8"),
+        ({"zone": OTHER_ZONE}, f"no TPU VM {NODE} in {OTHER_ZONE}"),
         ({"zone": "us-east1-c"}, "zone us-east1-c is not configured"),
     ],
     ids=["no such node", "another type", "another zone", "a zone of no provider"],

@@ -106,7 +106,7 @@ def test_a_node_made_by_hand_is_adopted_runs_a_job_and_is_given_back(fleets):
     tpu.ok("pool", "create", "lab", "v5e-4", "--provider", "tpu-vm", "--zone", zone)
     refused = tpu("adopt", "nobodys", "--pool", "lab")
     assert refused.exit_code == 1
-    assert f"nobodys was not adopted: no node nobodys in {zone}" in refused.stderr
+    assert f"nobodys was not adopted: no TPU VM nobodys in {zone}" in refused.stderr
 
     adopted = tpu("adopt", "mels", "--pool", "lab")
     assert adopted.exit_code == 0, adopted.output
@@ -162,7 +162,7 @@ def test_commands_and_diagnostics_reach_every_host_during_a_job(fleets):
     assert fleet.tpu.ok("exec", node, "--host", "2", "--", "echo", "$(id); `id`") == "$(id); `id`\n"
     failed = fleet.tpu("exec", node, "--host", "1", "--", "sh", "-c", "env; exit 3")
     assert failed.exit_code == 3 and "exit status 3" in failed.stderr
-    assert "TPUFLEET_" not in failed.stdout, "nothing of the control plane"
+    assert "TPUFLEET_" not in failed.stdout, "nothing of the server"
     slow = fleet.tpu("exec", node, "--host", "0", "--timeout", "1s", "--", "sleep", "60")
     assert slow.exit_code == 1 and "timed out after 1 s" in slow.stderr
     answer = fleet.tpu.json("doctor", node)

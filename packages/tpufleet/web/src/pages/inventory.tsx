@@ -41,7 +41,7 @@ export function Inventory() {
                 <>
                   {row.state === "not created" ? <span class="quiet">{row.count} more</span> : <SliceLink id={row.id} />}
                   {row.alias ? <strong> {row.alias}</strong> : null}
-                  {row.node && row.node !== row.alias ? <span class="node">node {row.node}</span> : null}
+                  {row.node && row.node !== row.alias ? <span class="node">TPU VM {row.node}</span> : null}
                 </>
               ),
             },
@@ -133,13 +133,13 @@ export function annotate(name: string, row: Pick<InventoryRow, "alias" | "note" 
   };
 }
 
-/** Of an adopted node. The server refuses while a job runs on it. */
+/** Of an adopted TPU VM. The server refuses while a job runs on it. */
 export function giveBack(row: Pick<InventoryRow, "id" | "node">, done: () => void): Question {
   return {
     title: `Give ${row.node} back?`,
     action: "Give back",
     line: () => `tpu adopt undo ${word(row.node)}`,
-    body: <p>Its agent stops, and jobs no longer run on it. The node itself goes on running.</p>,
+    body: <p>Its agent stops, and jobs no longer run on it. The TPU VM itself keeps running.</p>,
     run: async () => {
       await remove(`/slices/${encodeURIComponent(row.id)}`);
       done();

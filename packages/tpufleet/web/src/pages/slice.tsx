@@ -85,7 +85,7 @@ export function SlicePage({ id }: { id: string }) {
               ["Zone", row.zone],
               ["Capacity", row.capacity],
               ["Provider", row.provider],
-              ...(row.node ? ([["Adopted node", row.node]] as [string, string][]) : []),
+              ...(row.node ? ([["Adopted TPU VM", row.node]] as [string, string][]) : []),
               ["Pool", <PoolLink name={row.pool} />],
               ["Job", row.job_id ? <JobLink id={row.job_id} name={entry?.job_name} /> : "–"],
               ["Owner", entry?.owner ?? "–"],

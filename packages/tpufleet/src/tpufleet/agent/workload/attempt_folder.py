@@ -45,7 +45,7 @@ class AttemptFolder:
 
     def write_credentials(self, token: str, certificates: str) -> None:
         """For the processes of the attempt, before any of them runs. `certificates` are those that
-        the control plane is recognised by, besides the system's."""
+        the server is recognised by, besides the system's."""
         for path, content in ((self.token, token), (self.certificates, certificates)):
             if content:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL

@@ -51,7 +51,7 @@ def for_host_tool(
 def _inherited(
     base_env: Mapping[str, str], settings: AgentSettings, agent_bin_dir: str
 ) -> dict[str, str]:
-    """The host's environment without anything that belongs to the control plane."""
+    """The host's environment without anything that belongs to the server."""
     inherited = {
         name: value
         for name, value in base_env.items()

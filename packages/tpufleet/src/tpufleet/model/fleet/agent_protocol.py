@@ -1,4 +1,4 @@
-"""Messages between an agent and the control plane.
+"""Messages between an agent and the server.
 
 A new field has a default, and unknown fields are ignored, so that agents and servers may differ in
 them. Any other change, such as a new enum value, raises `PROTOCOL`, and a server refuses what it
@@ -23,7 +23,7 @@ PROTOCOL = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """Agent → control plane: the state of this host. Level-triggered: a resend has no effect."""
+    """Agent → server: the state of this host. Level-triggered: a resend has no effect."""
 
     host_id: HostId
     boot: str  # the agent process; changes when the agent starts again
@@ -42,7 +42,7 @@ class Heartbeat:
 
 
 class SliceTokenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Agent → control plane: the first request of a host whose provider could only pass it a
+    """Agent → server: the first request of a host whose provider could only pass it a
     bootstrap token that others can read. A retry with the same `nonce` has the same result."""
 
     host_id: HostId
@@ -50,14 +50,14 @@ class SliceTokenRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SliceTokenReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Control plane → agent: the token of the slice, issued once to each host."""
+    """Server → agent: the token of the slice, issued once to each host."""
 
     token: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """Control plane → agent: what this host must run. The attempt id is the fencing token."""
+    """Server → agent: what this host must run. The attempt id is the fencing token."""
 
     attempt_id: AttemptId
     job_id: JobId

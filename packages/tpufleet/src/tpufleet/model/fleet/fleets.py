@@ -50,7 +50,7 @@ def check_zone(zone: str) -> str:
 def check_name(name: str) -> str:
     if not NODE_ID.fullmatch(name):
         raise BadInput(
-            f"{name!r} is not a valid node name: use lower-case letters, digits and dashes, "
+            f"{name!r} is not a valid name of a TPU VM: use lower-case letters, digits and dashes, "
             "starting with a letter, at most 63 characters"
         )
     return name

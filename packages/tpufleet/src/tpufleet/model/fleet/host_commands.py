@@ -28,7 +28,7 @@ class HostCommandKind(StrEnum):
 
 
 class HostCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """Control plane → agent. Run once, beside the workload."""
+    """Server → agent. Run once, beside the workload."""
 
     id: str
     kind: HostCommandKind
@@ -38,7 +38,7 @@ class HostCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostCommandRequest(HostCommand, frozen=True, kw_only=True):
-    """User → control plane. The sender chooses the id, so that a resend is the same command."""
+    """User → server. The sender chooses the id, so that a resend is the same command."""
 
     kind: HostCommandKind = HostCommandKind.COMMAND
     host: int | None = None  # index in the slice; None: all

@@ -1,4 +1,4 @@
-"""The state of the control plane: its leader, and what its providers answered last."""
+"""The state of the server: its leader, and what its providers answered last."""
 
 from __future__ import annotations
 

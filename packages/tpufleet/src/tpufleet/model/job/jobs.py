@@ -169,11 +169,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     dependencies: Annotated[
         Annotated[tuple[Dependency, ...], DISTINCT] | None,
         about(
-            "Packages of the job's environment: requirements, or files in the working directory "
+            "Packages of the job's environment: requirements, or files in the job's folder "
             "that list them. `[]` is an environment without packages.",
             example='["jax[tpu]", optax, requirements.txt]',
-            default="on TPU VMs uv.lock, pyproject.toml or requirements.txt in the working "
-            "directory, else jax[tpu]",
+            default="on TPU VMs uv.lock, pyproject.toml or requirements.txt in the job's "
+            "folder, else jax[tpu]",
             flag="--dependency",
             metavar="REQUIREMENT",
         ),

@@ -27,7 +27,7 @@ HEARTBEATS_PER_SECOND = 600
 SERVER_PRESENT_FOR = timedelta(seconds=60)
 # Heartbeats in a row that may be lost.
 _MISSED_HEARTBEATS = 3
-# Without a tick for this long, or with the clock set by this much, the control plane was absent.
+# Without a tick for this long, or with the clock set by this much, the server was absent.
 MAX_TICK_GAP = timedelta(seconds=10)
 MAX_CLOCK_STEP = timedelta(seconds=5)
 # Silence alone may cost this share of the hosts in each period; more looks like our own failure.
@@ -48,11 +48,11 @@ MAX_FUTILE_CREATIONS = 3
 MAX_FUTILE_TIME = timedelta(minutes=20)
 # An agent reports that it stopped within the job's grace period plus this.
 STOP_MARGIN = timedelta(seconds=30)
-# How long an agent keeps its workload running without a reply from the control plane.
+# How long an agent keeps its workload running without a reply from the server.
 AGENT_LEASE = timedelta(minutes=10)
 
 
-# The control plane's own presence.
+# The server's own presence.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,7 +161,7 @@ def slices_to_give_up(
     return chosen
 
 
-# Deadlines. `present_since`: when the control plane was last absent until; hosts could not report
+# Deadlines. `present_since`: when the server was last absent until; hosts could not report
 # before.
 
 

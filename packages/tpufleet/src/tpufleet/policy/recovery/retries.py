@@ -1,4 +1,4 @@
-"""Retry, wait or fail after an attempt. Preemptions are never charged to the failure budget."""
+"""Retry, wait or fail after an attempt. Preemptions never count as failures."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def cluster_queue(
 ) -> Json:
     """`quota`: the largest number of slices in use, by accelerator type."""
     if not 0 < len(quota) <= MAX_FLAVORS:
-        raise BadInput(f"{len(quota)} accelerator types; a ClusterQueue takes 1 to {MAX_FLAVORS}")
+        raise BadInput(f"{len(quota)} TPU types; a ClusterQueue takes 1 to {MAX_FLAVORS}")
     spec: Json = {
         "namespaceSelector": {"matchLabels": {"tpufleet.dev/jobs": "true"}},
         "queueingStrategy": "BestEffortFIFO",

@@ -22,7 +22,7 @@ from tpufleet.providers.local.slice_records import SliceRecord, SliceRecords, wr
 
 log = logging.getLogger(__name__)
 
-# No cloud deletes a simulated host whose control plane never comes back; its agent exits.
+# No cloud deletes a simulated host whose server never comes back; its agent exits.
 AGENT_WAIT_SECONDS = 1800
 NOTICE_KINDS = {
     Fault.PREEMPT_NOTICE: NoticeKind.PREEMPTED,

@@ -38,27 +38,27 @@ def check(node: tpu_v2.Node | None, order: Order) -> tpu_v2.Node:
     """BadRequest if this node cannot become the slice of the order."""
     if node is None:
         raise BadRequest(
-            f"no node {order.node} in {order.zone}; list nodes with "
+            f"no TPU VM {order.node} in {order.zone}; list them with "
             f"`tpu vm status --zone {order.zone}`"
         )
     fleet, known = node.labels.get(naming.FLEET), adopted_as(node)
     if fleet is not None and fleet != naming.label_value(order.fleet):
-        raise BadRequest(f"node {order.node} in {order.zone} belongs to the fleet {fleet}")
+        raise BadRequest(f"TPU VM {order.node} in {order.zone} belongs to the fleet {fleet}")
     if fleet is not None and known is None:
-        raise BadRequest(f"node {order.node} was created by this server; it is a slice already")
+        raise BadRequest(f"TPU VM {order.node} was created by this server; it is a slice already")
     if known is not None and known != order.slices[0]:
-        raise ProviderUnavailable(f"node {order.node} is still being given back, as {known}")
+        raise ProviderUnavailable(f"TPU VM {order.node} is still being given back, as {known}")
     wanted, state = find(order.accelerator).name, tpu_v2.Node.State(node.state)
     if node.accelerator_type != wanted:
         raise BadRequest(
-            f"node {order.node} is a {short_name(node.accelerator_type)}, and pool {order.pool} "
+            f"TPU VM {order.node} is a {short_name(node.accelerator_type)}, and pool {order.pool} "
             f"has {short_name(wanted)}; choose another pool"
         )
     if state in _SOON_READY:
-        raise ProviderUnavailable(f"node {order.node} is {state.name.lower()}")
+        raise ProviderUnavailable(f"TPU VM {order.node} is {state.name.lower()}")
     if state is not tpu_v2.Node.State.READY:
         raise BadRequest(
-            f"node {order.node} is {state.name.lower()}; run `tpu vm repair {order.node}` first"
+            f"TPU VM {order.node} is {state.name.lower()}; run `tpu vm repair {order.node}` first"
         )
     return node
 

@@ -145,7 +145,7 @@ def _permission_hint(message: str, reason: str, project: str) -> str:
         option = f" --project {project}" if project else ""
         return f"run `gcloud services enable tpu.googleapis.com{option}`"
     if "serviceAccountUser" in message or "actAs" in message:
-        return "grant roles/iam.serviceAccountUser on the service account of the nodes"
+        return "grant roles/iam.serviceAccountUser on the service account of the hosts"
     named = re.search(r"Permission '([a-z.A-Z]+)'", message)
     permission = f" (includes {named[1]})" if named else ""
     return (

@@ -124,7 +124,7 @@ class ManualNodes:
         """Attach these data disks, or those of the settings, if missing. Returns the new ones."""
         node = self._api.get_node(self._path(zone, name))
         if node is None:
-            raise BadRequest(f"no node {name} in {zone}")
+            raise BadRequest(f"no TPU VM {name} in {zone}")
         requested = [DataDisk(source=disk, read_only=read_only) for disk in disks]
         attached = {disk.source_disk for disk in node.data_disks}
         missing = [

@@ -143,7 +143,7 @@ class Preflight:
         else:
             yield failed(
                 "service account",
-                f"may not attach {account} to nodes",
+                f"may not attach {account} to hosts",
                 self._gcloud(
                     f"iam service-accounts add-iam-policy-binding {account} "
                     f'--member="{self._rest.principal}" --role=roles/iam.serviceAccountUser'

@@ -212,7 +212,7 @@ class TpuVmProvider:
         """A node of this name exists: fine if this fleet requested it."""
         node = self._api.get_node(location.node(slice_id))
         if node is not None and node.labels.get(naming.FLEET) != naming.label_value(self._fleet):
-            raise BadRequest(f"node {slice_id} in {location.zone} belongs to another fleet")
+            raise BadRequest(f"TPU VM {slice_id} in {location.zone} belongs to another fleet")
 
     def _request_queued(self, order: Order, location: naming.TpuLocation) -> None:
         queued_id = naming.queued_id(order)

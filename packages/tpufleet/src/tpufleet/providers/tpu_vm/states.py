@@ -39,8 +39,8 @@ _NODE_MESSAGES: dict[int, str] = {
     State.CREATING: "creating the node",
     State.READY: "",
     State.PREEMPTED: "preempted",
-    State.TERMINATED: "terminated for maintenance, or at the end of a preemptible node's lifetime",
-    State.UNKNOWN: "repairing the node failed",
+    State.TERMINATED: "terminated for maintenance, or after the 24 hours of a preemptible TPU VM",
+    State.UNKNOWN: "repairing the TPU VM failed",
 }
 
 # Without machines. A deletion or a stop that is in progress proves nothing yet.
@@ -69,7 +69,7 @@ def node_state(
     wrong about nodes that worked: a node is not given up for it. Agents report real deaths."""
     known = State(node.state if node.state in NODE_STATES else 0)
     state, name = NODE_STATES[known], known.name.lower().replace("_", " ")
-    message = _NODE_MESSAGES.get(known, f"the node is {name}")
+    message = _NODE_MESSAGES.get(known, f"the TPU VM is {name}")
     notice = NoticeKind.MAINTENANCE if node.health is Health.UNHEALTHY_MAINTENANCE else None
     if state is not CloudState.UP:
         return state, message, (), notice

@@ -137,7 +137,7 @@ class ZoneObserver:
             elif slice_id not in in_queue:
                 self._gone.add(slice_id)
         if found:
-            log.warning("the listing of %s lacks %d nodes that exist", self.zone, len(found))
+            log.warning("the listing of %s lacks %d TPU VMs that exist", self.zone, len(found))
         return found
 
     def _slice_of(self, node: tpu_v2.Node) -> SliceId:
@@ -218,7 +218,7 @@ class ZoneObserver:
             if queue_state is states.QueuedState.ACTIVE and has_nodes:
                 continue  # its node is gone; the queued resource goes with the others
             if queue_state is states.QueuedState.ACTIVE:
-                state, message = CloudState.FAILED, "its nodes were deleted"
+                state, message = CloudState.FAILED, "its TPU VMs were deleted"
             cloud = CloudSlice(
                 id=slice_id,
                 zone=self.zone,

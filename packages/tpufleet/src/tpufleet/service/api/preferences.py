@@ -1,4 +1,4 @@
-"""Preferences of users: settings, aliases, working directories, saved views."""
+"""Preferences of users: settings, aliases, folders, saved views."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _USER = Param("user", "another user; requires the admin role")
 
 @router.get("/preferences", Role.VIEWER, params=(_USER,), foreign=AuditAction.READ_PREFERENCES)
 def get_preferences(call: ApiCall) -> Preferences:
-    """Settings, aliases, working directories and views of the caller."""
+    """Settings, aliases, folders and views of the caller."""
     owner = _owner(call)
     return call.store.document(Preferences, owner) or Preferences(owner=owner)
 

@@ -32,7 +32,7 @@ def get_me(call: ApiCall) -> CurrentUser:
 
 @router.get("/status", Role.VIEWER)
 def get_status(call: ApiCall, server: AboutServer) -> ServerStatus:
-    """Status of the control plane and its providers."""
+    """Status of the server and its providers."""
     recent = server.recent_errors
     return server_status.status(
         call.store,

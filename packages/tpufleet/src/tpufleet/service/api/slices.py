@@ -79,13 +79,13 @@ def list_slices(call: ApiCall) -> SlicePage:
     ),
 )
 def adopt_node(call: ApiCall, body: AdoptRequest) -> AdoptedNode:
-    """Adopt a node that a person made, as a slice of a pool."""
+    """Adopt a TPU VM that was created by hand, as a slice of a pool."""
     return AdoptedNode(slice_id=adopted_nodes.adopt(call.context, body))
 
 
 @router.delete("/slices/{id}", Role.ADMIN, audit=AuditAction.UNREGISTER_NODE)
 def unregister_node(call: ApiCall) -> None:
-    """Give an adopted node back: its agent stops, and it is not deleted."""
+    """Give an adopted TPU VM back: its agent stops, and it is not deleted."""
     adopted_nodes.unregister(call.context, call.path_param("id"))
 
 

@@ -27,7 +27,7 @@ def adopt(context: CommandContext, request: AdoptRequest) -> SliceId:
     if pool.provider not in ADOPTING_PROVIDERS:
         raise BadInput(
             f"pool {pool.name} is of the provider {pool.provider}; only pools of "
-            f"{', '.join(sorted(ADOPTING_PROVIDERS))} can adopt nodes"
+            f"{', '.join(sorted(ADOPTING_PROVIDERS))} can adopt TPU VMs"
         )
     for each in store.slices():
         if each.zone != request.zone or request.node not in (each.id, each.node):
@@ -71,12 +71,12 @@ def _find(context: CommandContext, name: str) -> TpuSlice:
     matches = [each for each in slices if each.adopted and name in (each.id, each.node)]
     if len(matches) > 1:
         known = ", ".join(f"{each.id} in {each.zone}" for each in matches)
-        raise BadInput(f"several nodes are named {name}: {known}; pass the name of the slice")
+        raise BadInput(f"several TPU VMs are named {name}: {known}; pass the name of the slice")
     if matches:
         return matches[0]
     if any(each.id == name for each in slices):
         raise Conflict(
             f"{name} was created by this server, which deletes it when its pool or job no longer "
-            "needs it; only adopted nodes are unregistered"
+            "needs it; only adopted TPU VMs are given back"
         )
     raise NotFound(not_found("adopted node", name, (), "inventory"))

@@ -1,4 +1,4 @@
-"""The status of the control plane, from what its leader reported and from the store."""
+"""The status of the server, from what its leader reported and from the store."""
 
 from __future__ import annotations
 

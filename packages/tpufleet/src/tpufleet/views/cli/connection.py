@@ -1,4 +1,4 @@
-"""Connecting to the control plane: settings, server URL and token."""
+"""Connecting to the server: settings, server URL and token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
 
 NO_SERVER = (
-    "no control plane is running on this machine, and none is configured\n"
+    "no server is running on this machine, and none is configured\n"
     "  next: start one with `tpu serve`, or pass --server URL (or set TPUFLEET_SERVER)"
 )
 
@@ -123,12 +123,11 @@ def _started(read: config.Config, announce: bool) -> str:
         url, new = embedded_server.start(read.home, is_ready)
     except KeyboardInterrupt:
         if announce:
-            click.echo("interrupted; the control plane that was starting was stopped", err=True)
+            click.echo("interrupted; the server that was starting was stopped", err=True)
         raise
     if new and announce:
         click.echo(
-            f"started a control plane at {url} (state in {read.home}; stop it with "
-            "`tpu serve --stop`)",
+            f"started a server at {url} (state in {read.home}; stop it with `tpu serve --stop`)",
             err=True,
         )
     return url

@@ -1,4 +1,4 @@
-"""Starting a control plane on this machine when none is configured."""
+"""Starting a server on this machine when none is configured."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _wait_for(home: Path, is_ready: Callable[[str], bool], child: subprocess.Pop
             return url
         if child.poll() is not None:
             raise FleetError(
-                f"the control plane failed to start (exit status {child.returncode})\n"
+                f"the server failed to start (exit status {child.returncode})\n"
                 f"{_last_lines(home / 'server.log')}\n"
                 f"  next: read {home / 'server.log'}"
             )
@@ -82,7 +82,7 @@ def _wait_for(home: Path, is_ready: Callable[[str], bool], child: subprocess.Pop
         waited, before = waited + min(now - before, LONGEST_LOOK_SECONDS), now
     child.terminate()
     raise Unreachable(
-        f"the control plane did not respond within {START_TIMEOUT_SECONDS:.0f} s\n"
+        f"the server did not respond within {START_TIMEOUT_SECONDS:.0f} s\n"
         f"  next: read {home / 'server.log'}, then retry"
     )
 

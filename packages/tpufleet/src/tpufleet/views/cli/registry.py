@@ -102,7 +102,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
             "Show the state of the server and its providers.", "operators.status:status"
         ),
         "init": LazyCommand("Set up and check a cloud project.", "operators.init:init"),
-        "serve": LazyCommand("Run the control plane.", "operators.serve:serve"),
+        "serve": LazyCommand("Run the server.", "operators.serve:serve"),
         "user": LazyCommand("Manage users and roles; the audit log.", "settings.users:user"),
         "backup": LazyCommand("Back up and restore a server.", "operators.backup:backup"),
         "deploy": LazyCommand("Run the server on a VM or on GKE.", "operators.deploy:deploy"),
@@ -348,7 +348,7 @@ def root() -> RootGroup:
             click.Option(
                 ["--server"],
                 metavar="URL",
-                help="Control plane (default: TPUFLEET_SERVER, or this machine's).",
+                help="Server (default: TPUFLEET_SERVER, or this machine's).",
             ),
             click.Option(
                 ["--version"],

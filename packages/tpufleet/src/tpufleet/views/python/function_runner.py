@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-MAX_RESULT_BYTES = 64 * 1024 * 1024  # that the control plane accepts
+MAX_RESULT_BYTES = 64 * 1024 * 1024  # that the server accepts
 
 
 def main() -> int:

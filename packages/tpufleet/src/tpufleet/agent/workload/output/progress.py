@@ -29,7 +29,7 @@ from tpufleet.runtime import gcs
 from tpufleet.runtime.gcs import Bucket
 
 PROGRESS_FILE = "run/progress.json"
-MAX_KEPT_POINTS = 500  # while the control plane cannot be reached
+MAX_KEPT_POINTS = 500  # while the server cannot be reached
 MAX_PROGRESS_BYTES = 64 * 1024
 POLL_SECONDS = 0.5
 MIN_SPACING = timedelta(microseconds=1)  # two points have two times

@@ -39,7 +39,7 @@ def redact_result(data: bytes, redactor: Redactor) -> bytes:
 
 def upload_result(send: Callable[[], None], timeout: float, paused: Callable[[], bool]) -> bool:
     """Retry until it is accepted, rejected, or timed out. Time for which `paused` is true, because
-    the control plane is unreachable, does not count."""
+    the server is unreachable, does not count."""
     deadline = time.monotonic() + timeout
     backoff = Backoff(first=INITIAL_RETRY_SECONDS, longest=MAX_RETRY_SECONDS)
     while True:

@@ -57,7 +57,7 @@ def demo(
 ) -> None:
     """Train a small JAX model on a simulated v5e-16 (4 hosts, 16 chips), twice.
 
-    The first run is undisturbed. In the second, the slice is preempted half way; the job gets a new
+    The first run is undisturbed. In the second, the slice is preempted halfway; the job gets a new
     one and resumes from its last checkpoint. Then the two results are compared bit for bit. Needs
     no cloud and no server, and leaves nothing behind.
     """
@@ -79,7 +79,7 @@ class _DemoRun:
         chips = f"{self._slices} × {TYPE}: {4 * self._slices} hosts, {16 * self._slices} chips"
         self._heading(f"1. A training job without disturbance ({chips}, simulated)")
         baseline = self._train("baseline", follow_display.screen())
-        self._heading("2. The same job, preempted half way")
+        self._heading("2. The same job, preempted halfway")
         screen = follow_display.screen()
         preempted = self._train("preempted", _PreemptingScreen(self._client, screen, self._fault))
         self._heading("3. The two results")
@@ -148,7 +148,7 @@ class _DemoRun:
 
 
 class _PreemptingScreen:
-    """A screen that also preempts the slice of the job half way."""
+    """A screen that also preempts the slice of the job halfway."""
 
     def __init__(self, client: FleetClient, screen: follow_display.Screen, fault: str) -> None:
         self._client = client

@@ -20,9 +20,9 @@ ACTIONS = {
 @click.command(epilog=example("tpu config rules"))
 @json_option
 def rules() -> None:
-    """Show what follows when an attempt ends, by rule. Choose one with --rule or `rule:`.
+    """Show what happens when an attempt ends, by rule. Choose one with --rule or `rule:`.
 
-    The default, auto, retries all three on every capacity type. Needs no server.
+    The default, auto, retries all three on every capacity kind. Needs no server.
     """
     rows = [_row(rule) for rule in Rule]
     if output.printed_json({"rules": rows, "actions": ACTIONS}):

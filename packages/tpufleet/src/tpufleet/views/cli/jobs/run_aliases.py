@@ -93,7 +93,7 @@ def _unknown_node(alias: str, node: str) -> BadInput:
     what = f"{alias} is an alias of {node}, which" if alias != node else node
     return BadInput(
         f"{what} is neither a TPU type nor a slice of this server\n"
-        f"  next: an admin makes the node usable with `tpu adopt {node} --pool POOL`{new}"
+        f"  next: an admin makes the TPU VM usable with `tpu adopt {node} --pool POOL`{new}"
     )
 
 

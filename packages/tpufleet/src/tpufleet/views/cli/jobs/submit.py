@@ -71,7 +71,7 @@ Examples:
     metavar="KEY=VALUE",
     help="Append --PATH=VALUE to CMD, where KEY is a path or an alias of one (`tpu config alias`).",
 )
-@click.option("--dir", "folder", metavar="N", help="Your working directory N (`tpu config dir`).")
+@click.option("--dir", "folder", metavar="N", help="Your folder N (`tpu config dir`).")
 @_host
 @output.dry_run_option
 @json_option

@@ -1,4 +1,4 @@
-"""`tpu serve`: the control plane."""
+"""`tpu serve`: the server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def serve(
     stop: bool,
     everything: bool,
 ) -> None:
-    """Run the control plane: the HTTP API and the controller.
+    """Run the server: the HTTP API and the controller.
 
     State is kept in one folder (TPUFLEET_HOME). Several servers may share one Postgres; one of them
     is the leader. Simulated slices and their jobs outlive the server, and the next one takes them
@@ -78,11 +78,7 @@ def serve(
 
             local_root.refuse_other_servers(data, settings.home)
         stopped = stop_server(settings.home)
-        outcome = (
-            "stopped the control plane"
-            if stopped
-            else f"no control plane is running in {settings.home}"
-        )
+        outcome = "stopped the server" if stopped else f"no server is running in {settings.home}"
         result: dict[str, object] = {"stopped": stopped}
         if everything:
             from tpufleet.compose.providers import stop_local_slices

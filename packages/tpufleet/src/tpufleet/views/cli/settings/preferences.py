@@ -86,7 +86,7 @@ def connection_rows() -> list[tuple[str, str, str, str]]:
     values = connection.settings()
     rows = []
     for key, meaning in (
-        ("server", "URL of the control plane."),
+        ("server", "URL of the server."),
         ("home", "Folder for the state of this machine."),
         ("token_file", "File with your token."),
         ("ca_file", "CA certificates to trust."),
@@ -170,8 +170,8 @@ def alias_set(name: str, meaning: str) -> None:
     else:
         if not topology.is_known(meaning):
             output.print_status(
-                f"{meaning} is no TPU type{topology.suggestion(meaning)}; it can be the name of a "
-                "node"
+                f"{meaning} is not a TPU type{topology.suggestion(meaning)}; it can be the name of "
+                "a TPU VM"
             )
         _change(PreferenceChanges(tpu_aliases={name: meaning}))
     click.echo(f"{name} means {meaning}")
@@ -201,7 +201,7 @@ def alias_delete(name: str) -> None:
 )
 @json_option
 def folders() -> None:
-    """List or change your numbered working directories, 1 to 100."""
+    """List or change your numbered folders, 1 to 100."""
     known = read().folders
     rows = [(number, known[number]) for number in sorted(known, key=int)]
     empty = "no directories; `tpu config dir here 1` sets the first"
@@ -211,7 +211,7 @@ def folders() -> None:
 def _set_folders(changes: dict[str, str | None]) -> None:
     _change(PreferenceChanges(folders=changes))
     for number, path in changes.items():
-        click.echo(f"directory {number} is {path or 'deleted; its files are untouched'}")
+        click.echo(f"folder {number} is {path or 'deleted; its files are untouched'}")
 
 
 @folders.command("set", epilog=example("tpu config dir set ~/code/train 2"))
@@ -232,7 +232,7 @@ def folder_here(number: str) -> None:
 @folders.command("get", epilog="\b\nExample:\n  cd $(tpu config dir get 1)\n")
 @click.argument("number", metavar="N")
 def folder_get(number: str) -> None:
-    """Print the path of N; 0 is the parent of directory 1."""
+    """Print the path of N; 0 is the parent of folder 1."""
     click.echo(find_folder(read(), number))
 
 
@@ -241,14 +241,14 @@ def find_folder(preferences: Preferences, number: str) -> str:
     if number == "0" and "1" in known:
         return str(Path(known["1"]).parent)
     if number not in known:
-        raise NotFound(f"no directory {number}; `tpu config dir here {number}` sets it")
+        raise NotFound(f"no folder {number}; `tpu config dir here {number}` sets it")
     return known[number]
 
 
 @folders.command("delete", epilog=example("tpu config dir delete 2"))
 @click.argument("number", metavar="N")
 def folder_delete(number: str) -> None:
-    """Forget directory N. Deletes no files."""
+    """Forget folder N. Deletes no files."""
     find_folder(read(), number)
     _set_folders({number: None})
 
@@ -257,7 +257,7 @@ def folder_delete(number: str) -> None:
 @click.argument("one", metavar="N")
 @click.argument("other", metavar="M")
 def folder_swap(one: str, other: str) -> None:
-    """Exchange directories N and M."""
+    """Exchange folders N and M."""
     known = read()
     _set_folders({one: find_folder(known, other), other: find_folder(known, one)})
 

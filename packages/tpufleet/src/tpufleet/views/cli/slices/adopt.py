@@ -34,7 +34,7 @@ _LOST = (SliceState.RELEASING, SliceState.GONE)
     "  tpu adopt v4-32-py2 --pool lab --no-ssh\n",
 )
 @click.argument("node")
-@click.option("--pool", required=True, help="Of the provider tpu-vm, with the type of the node.")
+@click.option("--pool", required=True, help="Of the provider tpu-vm, with the type of the TPU VM.")
 @click.option("--zone", help="Required unless the name contains it or the pool has one zone.")
 @click.option("--no-ssh", is_flag=True, help="Only print what to run on the hosts.")
 @json_option
@@ -42,7 +42,7 @@ def adopt(node: str, pool: str, zone: str | None, no_ssh: bool) -> None:
     """Make a TPU VM that was created by hand usable for the jobs of a pool.
 
     Requires the admin role. The server labels NODE and puts its startup script into the metadata;
-    this command runs it on every host, with ssh through gcloud. Nothing on the node is ended, and
+    this command runs it on every host, with ssh through gcloud. Nothing on it is ended, and
     it is never deleted: `tpu adopt undo` gives it back.
     """
     fleets.check_name(node)

@@ -158,8 +158,8 @@ def _show_prices(table: dict[tuple[str, str], prices.Price]) -> None:
 def budget() -> None:
     """Show what users and pools have spent of their budgets.
 
-    Budgets are set as `budgets` in the config file of the server; docs/server.md, "Budgets", has
-    the syntax. At 80 % and 100 % an event is recorded; at 100 % running jobs are stopped, and
+    Budgets are set as `budgets` in the config file of the server; docs/server-reference.md has the
+    syntax. At 80 % and 100 % an event is recorded; at 100 % running jobs are stopped, and
     queued ones wait for the next period.
     """
     with connection.connect() as client:

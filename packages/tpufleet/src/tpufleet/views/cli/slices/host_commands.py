@@ -37,7 +37,7 @@ def find_slices(client: FleetClient, ref: str) -> tuple[SliceRow, ...]:
     if not detail.slices:
         job = detail.job
         raise NotFound(
-            f"job {job.spec.name} ({job.id}) is {job.state} and holds no slice\n"
+            f"job {job.spec.name} ({job.id}) has no hosts; its state is {job.state}\n"
             f"  next: tpu why {job.id}"
         )
     return detail.slices

@@ -85,7 +85,7 @@ def create(
 )
 @options(_WORKERS, output.yes_option, output.dry_run_option, json_option)
 def delete(workers_per_zone: int, yes: bool, dry_run: bool) -> int:
-    """Delete all workers in parallel. Nodes with other names or numbers are not touched."""
+    """Delete all workers in parallel. TPU VMs with other names or numbers are not touched."""
     nodes = open_nodes()
     members = fleets.fleet_members(_zones(nodes), workers_per_zone)
     if dry_run:
@@ -93,7 +93,7 @@ def delete(workers_per_zone: int, yes: bool, dry_run: bool) -> int:
         existing = [each for each in members if states[each.name] != "NOT_FOUND"]
         return _show_planned(existing, NodeResult.WOULD_DELETE)
     where = ", ".join(dict.fromkeys(member.zone for member in members))
-    output.confirm(f"Delete {len(members)} nodes in {where}?", yes)
+    output.confirm(f"Delete {len(members)} TPU VMs in {where}?", yes)
     return _act(
         nodes,
         members,
@@ -105,8 +105,8 @@ def delete(workers_per_zone: int, yes: bool, dry_run: bool) -> int:
 @fleet.command("autostop", epilog=example("tpu vm fleet autostop --zones us-central1-a"))
 @options(output.dry_run_option, json_option)
 def autostop(dry_run: bool) -> int:
-    """Delete the nodes whose --autostop time is over. A server with the same project and zones does
-    so by itself; without one, run this from cron."""
+    """Delete the TPU VMs whose --autostop time is over. A server with the same project and zones
+    does so by itself; without one, run this from cron."""
     nodes = open_nodes()
     expired = nodes.expired(_zones(nodes))
     if dry_run:
@@ -122,7 +122,7 @@ def autostop(dry_run: bool) -> int:
 @fleet.command("list", epilog=example("tpu vm fleet list --json"))
 @json_option
 def list_() -> None:
-    """List every node of the project in these zones: state, health, type and capacity."""
+    """List every TPU VM of the project in these zones: state, health, type and capacity."""
     nodes = open_nodes()
     show_nodes(nodes.list_nodes(_zones(nodes)))
 

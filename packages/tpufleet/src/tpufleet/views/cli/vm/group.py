@@ -1,4 +1,4 @@
-"""`tpu vm …`: TPU VMs with your Google credentials and no control plane."""
+"""`tpu vm …`: TPU VMs with your Google credentials and no server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ vm = _VmGroup(
             "commas (default: tpu_vm.zones).",
         ),
     ],
-    help="Manage TPU VMs with your Google credentials, without a control plane.",
+    help="Manage TPU VMs with your Google credentials, without a server.",
     epilog="\b\nExamples:\n  tpu vm apply dev-1 --type v5e-8 --zone us-west4-a\n"
     "  tpu vm ssh dev-1 --zone us-west4-a\n",
 )

@@ -1,5 +1,5 @@
 """Commands for one TPU VM by name: `tpu vm apply`, `delete`, `restart`, `describe` and `status`.
-They use your Google credentials and no control plane."""
+They use your Google credentials and no server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tpufleet.views.cli.vm.outcomes import NodeOutcome, NodeResult, show_nodes, 
 @json_option
 @click.pass_context
 def apply(context: click.Context, name: str, replace: bool, yes: bool, **values: Any) -> None:
-    """Create a node and wait until it is ready, with retries."""
+    """Create a TPU VM and wait until it is ready, with retries."""
     nodes, where = open_nodes(), zone_of(name)
     before = nodes.get(where, name) if replace else None
     request = node_request_from(context, name, values, before)
@@ -56,7 +56,7 @@ def apply(context: click.Context, name: str, replace: bool, yes: bool, **values:
 @output.yes_option
 @json_option
 def delete(name: str, yes: bool) -> None:
-    """Delete a node, and wait until it is gone."""
+    """Delete a TPU VM, and wait until it is gone."""
     nodes, where = open_nodes(), zone_of(name)
     output.confirm(f"Delete {name} in {where}?", yes)
     with interruptible(f"check whether it was deleted with `tpu vm status {name}`"):
@@ -70,7 +70,7 @@ def delete(name: str, yes: bool) -> None:
 @output.yes_option
 @json_option
 def restart(name: str, yes: bool) -> None:
-    """Stop a node and start it again; its disk is kept. A node of several hosts cannot be stopped:
+    """Stop a TPU VM and start it again; its disk is kept. One of several hosts cannot be stopped:
     after a question it is deleted and created again, with an empty boot disk."""
     nodes, where = open_nodes(), zone_of(name)
     if nodes.is_recreated_to_restart(where, name):
@@ -79,7 +79,7 @@ def restart(name: str, yes: bool) -> None:
             "boot disks, and create it again?",
             yes,
         )
-    with interruptible(f"the node may be stopped; start it with `tpu vm restart {name}`"):
+    with interruptible(f"the TPU VM may be stopped; start it with `tpu vm restart {name}`"):
         restarted = nodes.restart(where, name)
     show_nodes([restarted])
 
@@ -88,11 +88,11 @@ def restart(name: str, yes: bool) -> None:
 @click.argument("name")
 @json_option
 def describe(name: str) -> None:
-    """Show everything that the Cloud TPU API reports about a node."""
+    """Show everything that the Cloud TPU API reports about a TPU VM."""
     where = zone_of(name)
     node = open_nodes().get(where, name)
     if node.state == "NOT_FOUND":
-        raise NotFound(f"no node {name!r} in {where}; `tpu vm fleet list` lists the nodes")
+        raise NotFound(f"no TPU VM {name!r} in {where}; `tpu vm fleet list` lists them")
     if output.printed_json(node):
         return
     labels = ", ".join(f"{key}={value}" for key, value in (node.labels or {}).items())
@@ -116,6 +116,6 @@ def describe(name: str) -> None:
 @click.argument("name")
 @json_option
 def status(name: str) -> None:
-    """Print the state of a node: ready, preempted, creating, … or not found."""
+    """Print the state of a TPU VM: ready, preempted, creating, … or not found."""
     node = open_nodes().get(zone_of(name), name)
     output.print_result({"name": name, "state": node.state}, fleets.display_state(node.state))

@@ -44,12 +44,12 @@ RETRY_OPTIONS = options(
 )  # fmt: skip
 NODE_OPTIONS = options(
     click.option("--type", "--tpu_type", "accelerator", metavar="TYPE",
-                 help="TPU type (default: that in the name of the node, or v3-8 for a fleet)."),
+                 help="TPU type (default: that in its name, or v3-8 for a fleet)."),
     click.option("--runtime", default="", help="Runtime version (default: by generation)."),
     click.option("--preemptible/--no-preemptible", "--spot/--norm", "-pre/-norm", "spot",
                  default=True, help="Spot capacity (default), or on demand."),
     click.option("--autostop", type=Duration(),
-                 help="Delete the node this long after its creation, such as 8h (default: never)."),
+                 help="Delete it this long after its creation, such as 8h (default: never)."),
 )  # fmt: skip
 
 
