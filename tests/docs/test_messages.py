@@ -14,7 +14,7 @@ import click
 import pytest
 
 from tests.docs import markdown
-from tpufleet.views.cli.registry import root
+from tpufleet.views.cli.registry import SharedOptions, root
 
 SCRIPT = markdown.ROOT / "scripts" / "messages.py"
 
@@ -68,7 +68,7 @@ def test_the_script_prints_a_table_and_json():
 
 def test_errors_output_help_and_conditional_texts_are_found(messages):
     found = {(message.kind, message.text) for message in messages}
-    assert ("error", "pass either job names or --all") in found
+    assert ("error", "--dir: {chosen} is not empty; pass a new folder") in found
     assert ("help", "Print JSON.") in found
     assert ("output", "no cost yet") in found
     assert ("output", "nothing was billed since then") in found
@@ -102,6 +102,7 @@ def unknown_part(code: str) -> str:
     current: click.Command = root()
     path = code.split(" -- ")[0].split()[1:]
     path = path[1:] if path[:1] == ["help"] else path
+    known = {"--help", "--"}
     while path and isinstance(current, click.Group) and re.fullmatch(r"[a-z-]+", path[0]):
         if path[0].startswith("-"):
             break
@@ -109,8 +110,10 @@ def unknown_part(code: str) -> str:
         command = current.get_command(click.Context(current), name)
         if command is None:
             return name
+        if isinstance(current, SharedOptions):
+            known |= {each for option in current.params for each in option.opts}
         current = command
-    known = {name for option in current.params for name in option.opts} | {"--help", "--"}
+    known |= {each for option in current.params for each in option.opts}
     options = {part.split("=")[0] for part in path if part.startswith("--")}
     return ", ".join(sorted(options - known))
 

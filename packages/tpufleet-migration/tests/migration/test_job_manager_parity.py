@@ -230,7 +230,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("fault 16: forgeable session", "signed cookie", "service/test_browser_sessions.py::test_a_cookie_lasts_a_week_and_cannot_be_changed"),
     ("fault 16: binds 0.0.0.0 without TLS", "must be allowed", "test_config.py::test_plain_http_beyond_loopback_must_be_allowed"),
     ("fault 16: any user acts as any other", "owner or admin", "service/test_ownership.py::test_only_the_owner_or_an_admin_changes_an_object"),
-    ("fault 16: keys on command lines and in files", "sealed", "service/test_secrets.py::test_a_secret_is_a_file_that_only_the_servers_user_reads"),
+    ("fault 16: keys on command lines and in files", "sealed", "service/test_secrets.py::test_a_secret_is_an_encrypted_object_of_the_store"),
     ("fault 16: group-writable files", "only the server writes to its files", "service/test_file_modes.py::test_only_the_server_writes_to_the_code_logs_and_secrets_of_jobs"),
     ("fault 16: 777 on staging and logs", "only its user enters the folder of an attempt", "agent/test_running.py::test_only_its_user_enters_the_folder_of_an_attempt"),
     ("fault 16: delete without a question", "asks", f"{SERVER}::test_cancel_all_asks_and_cancels_only_your_live_jobs"),

@@ -416,9 +416,9 @@ def test_a_rerun_of_a_job_with_its_own_location_does_not_find_the_old_checkpoint
 
 def test_only_an_ended_job_is_resumed_and_only_by_its_owner_or_an_admin(service):
     service.submit("job-1")
-    with pytest.raises(Conflict, match="still queued"):
+    with pytest.raises(Conflict, match="is queued"):
         service.client("mel").resume("job-1")
-    with pytest.raises(Conflict, match="still queued"):
+    with pytest.raises(Conflict, match="is queued"):
         service.client("mel").rerun("job-1")
     service.end_job("job-1")
     with pytest.raises(Forbidden):

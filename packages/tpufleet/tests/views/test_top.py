@@ -297,7 +297,7 @@ def test_resume_and_rerun_take_edits(fleet):
         await select(pilot, "baseline")
         await pilot.press("R")
         await until_shown(pilot, "Rerun baseline from the beginning")
-        await press_line(pilot, "lr=0.1 --type v5e-4 --name again")
+        await press_line(pilot, "lr=0.1 --type v5e-4 --set name=again")
         await until(pilot, lambda: len(children()) == 1)
         await select(pilot, "baseline")
         await pilot.press("r")

@@ -78,7 +78,7 @@ def _check_devices(host: InspectedHost) -> CheckResult:
         "devices",
         f"{present} of {host.chips} chips are present",
         "JAX cannot initialize every chip; jobs fail at start",
-        "replace the node with `tpu vm apply --replace`, or let the fleet release the slice",
+        "replace the TPU VM with `tpu vm apply --replace`, or let the fleet release the slice",
     )
 
 

@@ -37,7 +37,7 @@ vm = _VmGroup(
         click.Option(["--project"], help="Google Cloud project (default: tpu_vm.project)."),
         click.Option(
             ["--zone", "--zones"],
-            help="Zone, unless the name of the node contains it. Of a fleet: zones, separated by "
+            help="Zone, unless the name contains it. Of a fleet: zones, separated by "
             "commas (default: tpu_vm.zones).",
         ),
     ],

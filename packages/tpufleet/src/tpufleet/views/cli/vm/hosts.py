@@ -36,7 +36,7 @@ _KEY = re.compile(r"[\x21-\x7e]{20,300}")
 @click.argument("name")
 @json_option
 def check_env(name: str) -> int:
-    """Check which chips JAX sees on every host of a node, with ssh through gcloud.
+    """Check which chips JAX sees on every host of a TPU VM, with ssh through gcloud.
 
     The exit status is 1 when it sees none.
     """
@@ -51,16 +51,16 @@ def check_env(name: str) -> int:
 @output.yes_option
 @json_option
 def repair(name: str, yes: bool) -> int:
-    """Repair a node: create it again if it was preempted, remove stale locks, check the chips.
+    """Repair a TPU VM: create it again if it was preempted, remove stale locks, check the chips.
 
-    No process is killed. The exit status is 1 when the node is still unusable.
+    No process is killed. The exit status is 1 when it is still unusable.
     """
     nodes = open_nodes()
     node = node_address(nodes, name)
     info = nodes.get(node.zone, name)
     if info.state in fleets.GONE_STATES:
         if not info.accelerator:
-            raise NotFound(f"no node {name!r}\n  next: `tpu vm apply {name}` creates it")
+            raise NotFound(f"no TPU VM {name!r}\n  next: `tpu vm apply {name}` creates it")
         request = NodeRequest(
             accelerator=info.accelerator, spot=info.capacity == "spot", runtime=info.runtime
         )
@@ -84,7 +84,7 @@ def repair(name: str, yes: bool) -> int:
     click.argument("name"),
     click.option("--disk", "disks", multiple=True, metavar="projects/…/disks/…",
                  help="Disk to attach first (default: tpu_vm.data_disks)."),
-    click.option("--read-write", is_flag=True, help="Attach for writing; single-host nodes only."),
+    click.option("--read-write", is_flag=True, help="Attach for writing; one host only."),
     click.option("--nfs", metavar="SERVER:/EXPORT", help="Mount this NFS export instead of disks."),
     click.option("--at", "target", default="/mnt/nfs", show_default=True,
                  help="Mount point of --nfs."),
@@ -99,7 +99,7 @@ def mount_disk(
     target: str,
     force: bool,
 ) -> int:
-    """Attach data disks to a node and mount them on every host, at /mnt/disks/1, 2, …
+    """Attach data disks to a TPU VM and mount them on every host, at /mnt/disks/1, 2, …
 
     With --nfs, mount an NFS export instead. Mounted disks are skipped, and a disk without a file
     system is never formatted. Slices of a server mount their disks when they boot.
@@ -125,7 +125,7 @@ def mount_disk(
 @click.argument("name")
 @json_option
 def set_wandb(name: str) -> int:
-    """Install a Weights & Biases API key on every host of a node.
+    """Install a Weights & Biases API key on every host of a TPU VM.
 
     The key is read from standard input or prompted for; it is never a command-line argument. Jobs
     get theirs from the server: `tpu secret set wandb`.
@@ -160,7 +160,7 @@ def ssh(
     command: str | None,
     dry_run: bool,
 ) -> None:
-    """Open a shell on host WORKER (0) of a node, with ssh through gcloud.
+    """Open a shell on host WORKER (0) of a TPU VM, with ssh through gcloud.
 
     With --command, run TEXT in the remote shell, on one host or on `all`. For slices of a server
     use `tpu exec`.
@@ -182,7 +182,7 @@ def ssh(
 @click.argument("name")
 @click.option("--python", is_flag=True, help="Python instead of bash.")
 def shell(name: str, python: bool) -> None:
-    """Run each typed line on every host of a node, with ssh through gcloud; Ctrl-D exits.
+    """Run each typed line on every host of a TPU VM, with ssh through gcloud; Ctrl-D exits.
 
     Each line runs in a new process and does not see the variables of others.
     """
