@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from tpufleet.compose import (
     server_files,
     server_log,
 )
+from tpufleet.compose.garbage_collection import ShortCollections
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
@@ -59,9 +59,6 @@ LOCAL_BOOT_TIMEOUT = timedelta(minutes=2)
 # The controller computes while the API responds: switch threads more often than Python's 5 ms. Each
 # system call of the API may wait this long.
 SWITCH_INTERVAL_SECONDS = 0.0001
-# Of garbage, by age. Python's default is (700, 10, 10). All threads wait while the old objects of a
-# large fleet are looked at, tenths of a second each time.
-COLLECTION_THRESHOLDS = (2_000, 5, 200)
 
 
 def serve(settings: Config, *, embedded: bool) -> int:
@@ -139,10 +136,12 @@ class ControlPlane:
         server_files.write_private(server_file, json.dumps(self._record()))
         print(f"server at {self.url} (state in {home})", flush=True)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-        gc.set_threshold(*COLLECTION_THRESHOLDS)
+        collections = ShortCollections()
+        collections.start()
         try:
             self._server.run(sockets=[self._listener])
         finally:
+            collections.stop()
             server_file.unlink(missing_ok=True)
             self._subscription.close()
             self._controller.stop()

@@ -28,6 +28,7 @@ from tpufleet.stores.base import Store
 from tpufleet.stores.records import StoreChange, Subscription
 from tpufleet.stores.sql.database import DatabaseSession, Query, Row
 from tpufleet.stores.sql.outage_log import OutageLog
+from tpufleet.stores.sql.postgres_batches import combined
 from tpufleet.stores.sql.postgres_listener import CHANNEL, PostgresListener
 
 if TYPE_CHECKING:
@@ -367,7 +368,7 @@ class _PostgresSession:
         query."""
         writes, self._writes = self._writes, []
         pending: list[Query] = []
-        for statement, rows in writes:
+        for statement, rows in combined(writes):
             if len(rows) <= FEW_ROWS:
                 pending += [(statement, row) for row in rows]
                 continue
