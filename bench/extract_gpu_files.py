@@ -86,7 +86,7 @@ def writers() -> dict:
                 [tensor],
                 compressed=["x"],
                 executor=pool,
-                spool=draft.with_suffix(".spool"),
+                spool=draft.parent,
             )
         )
         for _ in range(count):

@@ -127,7 +127,7 @@ def test_a_missing_chip_is_reported_with_impact_and_remedy(root):
     (root / "dev/vfio/2").unlink()
     result = diagnose(root)["devices"]
     assert result.health is Health.FAILED and result.message == "3 of 4 chips are present"
-    assert result.impact and "replace the node" in result.remedy
+    assert result.impact and "replace the TPU VM" in result.remedy
 
 
 @pytest.mark.parametrize("device", ["accel", "vfio/"], ids=["v2 to v4", "v5 and newer"])
