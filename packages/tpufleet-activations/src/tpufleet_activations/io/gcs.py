@@ -12,7 +12,7 @@ from google.cloud import storage  # type: ignore[attr-defined]  # a namespace pa
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tpufleet.runtime.gcs import connect, in_new_sessions, upload_options
-from tpufleet.runtime.gcs_errors import translate_errors
+from tpufleet.runtime.gcs_errors import compressed, translate_errors
 from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io.shard_writer import BufferStream
 from tpufleet_activations.io.storage import BucketStorage
@@ -99,7 +99,10 @@ class GcsBucket(BucketStorage):
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
         with self._translate_errors(name):
-            return self._blob(name).download_as_bytes(start=start, end=start + size - 1)
+            data: bytes = self._blob(name).download_as_bytes(start=start, end=start + size - 1)
+        if len(data) > size:  # the client has decompressed it
+            raise compressed(f"{self.url}/{name}")
+        return data
 
     def delete(self, name: str) -> None:
         with self._translate_errors(name), contextlib.suppress(exceptions.NotFound):

@@ -42,6 +42,13 @@ _REFUSALS = {
 }
 
 
+def compressed(what: str) -> BadRequest:
+    return BadRequest(
+        f"{what} is stored with Content-Encoding: gzip, of which parts cannot be read; upload "
+        "it uncompressed, without --gzip-local and --gzip-local-all"
+    )
+
+
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
     """Translate Google's errors into ours."""
@@ -70,10 +77,7 @@ def translate_errors(what: str) -> Iterator[None]:
     except (exceptions.Unauthorized, auth.GoogleAuthError) as error:
         raise PermissionMissing(f"{what}: {error}; {_grant(str(error))}") from error
     except requests.exceptions.ContentDecodingError as error:
-        raise BadRequest(
-            f"{what} is stored with Content-Encoding: gzip, of which parts cannot be read; upload "
-            "it uncompressed, without --gzip-local and --gzip-local-all"
-        ) from error
+        raise compressed(what) from error
     except (
         exceptions.GoogleAPIError,
         requests.RequestException,
