@@ -157,7 +157,7 @@ def test_an_attached_disk_is_formatted_only_if_allowed_and_mounted_after_each_bo
     # Folders for buckets are made on the way, where the user of jobs may not make them.
     host.attributes |= {"tpufleet-mounts": "/data\n/etc/data", "tpufleet-gcsfuse": "yes"}
     result = host.startup(TPUFLEET_PACKAGES_URL="http://127.0.0.1:1")
-    assert result.returncode == 0 and "gcsfuse cannot be installed" in result.stdout
+    assert result.returncode == 1 and "gcsfuse cannot be installed" in result.stderr
     assert host.run("stat", "-c", "%U", "/data", "/mnt/buckets").stdout == "tpufleet\ntpufleet\n"
     assert host.run("ls", "/etc/data").returncode != 0, "not below folders of the system"
     assert host.run("blkid", device).returncode != 0, "not formatted without permission"
