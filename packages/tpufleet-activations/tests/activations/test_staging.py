@@ -81,3 +81,16 @@ def test_no_draft_is_deleted_on_a_file_system_without_locks(tmp_path, monkeypatc
     (first.staging() / "big.draft").write_bytes(b"x")
     second.staging()
     assert draft_count(tmp_path) == 1
+
+
+def test_folders_come_and_go_while_others_delete_the_empty_base(tmp_path):
+    base = tmp_path / ".staging"
+
+    def come_and_go(_):
+        for _ in range(200):
+            folder = staging.StagingFolder(base)
+            assert folder.path.is_dir()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(come_and_go, range(4)))
+    assert not base.exists()

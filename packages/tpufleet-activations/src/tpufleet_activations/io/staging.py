@@ -36,8 +36,15 @@ class StagingFolder:
     def path(self) -> Path:
         """Created on first use."""
         with self._creating:
-            if self._folder is None:
-                self._folder = self._create(self._base or temporary_base())
+            tries = 0
+            while self._folder is None:
+                try:
+                    self._folder = self._create(self._base or temporary_base())
+                except (FileExistsError, FileNotFoundError):
+                    # Another process deletes the base whenever it leaves it empty.
+                    tries += 1
+                    if tries == 100:
+                        raise
             return self._folder
 
     def _create(self, base: Path) -> Path:
