@@ -14,7 +14,7 @@ from tpufleet.model.fleet.hosts import Host, HostLiveness, Phase, Progress, host
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.job.jobs import Capacity, Job, JobId, JobSpec, JobState
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.providers.base import Order
 from tpufleet.stores.base import ChangeSet, LiveState, Store
 
@@ -125,7 +125,7 @@ def _add_running(rows: Rows, number: int, accelerator: str, now: datetime, **mor
             phase=Phase.RUNNING,
             up_at=began,
         )
-        for index in range(topology.find(accelerator).hosts)
+        for index in range(type_lookup.find(accelerator).hosts)
     )
 
 

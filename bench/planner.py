@@ -29,7 +29,7 @@ from tpufleet.controller.reconcile import Reconciler
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.fleet.pools import CapacityRefusal, Pool
 from tpufleet.model.job.jobs import Capacity, Job, JobState
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.policy.scheduling import placement
 from tpufleet.stores.base import LiveState
 
@@ -151,8 +151,8 @@ def plan_gangs(gangs: int, free: int) -> dict[str, float]:
 def as_json(live: LiveState, placed: int) -> dict[str, Any]:
     """A fleet for another scheduler: its hosts and waiting jobs, and how many of them it starts."""
     jobs = [job for job in live.jobs if job.state is JobState.QUEUED]
-    types = {each.accelerator: topology.find(each.accelerator) for each in live.slices}
-    types |= {job.spec.accelerator: topology.find(job.spec.accelerator) for job in jobs}
+    types = {each.accelerator: type_lookup.find(each.accelerator) for each in live.slices}
+    types |= {job.spec.accelerator: type_lookup.find(job.spec.accelerator) for job in jobs}
     return {
         "placed": placed,
         "hosts": [

@@ -104,7 +104,7 @@ def serve(home: Path, stock: int | None, store_url: str | None) -> None:
     from tpufleet.clocks import SystemClock
     from tpufleet.compose import control_plane
     from tpufleet.config import Config
-    from tpufleet.model.tpu import topology
+    from tpufleet.model.tpu import type_lookup
     from tpufleet.stores.open_store import open_store
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -119,7 +119,7 @@ def serve(home: Path, stock: int | None, store_url: str | None) -> None:
         fleets.build_machines(cloud, store.slices())
         if stock is not None:
             cloud.stock = {
-                (zone, name): stock for zone in fleets.ZONES for name in topology.all_types()
+                (zone, name): stock for zone in fleets.ZONES for name in type_lookup.all_types()
             }
         control_plane.ControlPlane(settings, store, {fleets.PROVIDER: cloud}).run()
 

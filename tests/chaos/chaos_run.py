@@ -28,7 +28,7 @@ from tpufleet.model.fleet.hosts import Phase, host_id
 from tpufleet.model.job.attempts import Attempt, AttemptId
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobId, JobState
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.stores.base import EventQuery, Store
 
@@ -55,7 +55,7 @@ class ChaosJob:
 
     @property
     def processes(self) -> int:
-        return topology.find(self.accelerator).hosts * self.slices
+        return type_lookup.find(self.accelerator).hosts * self.slices
 
 
 class ChaosRun:
@@ -287,7 +287,7 @@ class ChaosRun:
         if run.attempt >= len(attempts):
             return f"{who} ran, and no such attempt is recorded"
         attempt = attempts[run.attempt]
-        index, host_index = divmod(run.process, topology.find(work.accelerator).hosts)
+        index, host_index = divmod(run.process, type_lookup.find(work.accelerator).hosts)
         name = host_id(attempt.slices[index], host_index)
         path = LogFiles(self.logs).path(attempt.id, name)
         text = path.read_bytes() if path.exists() else b""

@@ -11,7 +11,7 @@ import psutil
 from tests import server_process
 from tests.chaos.chaos_run import ChaosRun
 from tpufleet.errors import BadRequest, Conflict, NotFound, Unreachable
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 
 
 def server_dies(chaos_run: ChaosRun) -> str:
@@ -101,7 +101,7 @@ def _injected(kind: str) -> Callable[[ChaosRun], str]:
         if not slices:
             return "no slice is there"
         chosen = chaos_run.random.choice(slices)
-        hosts = topology.find(chosen.accelerator).hosts
+        hosts = type_lookup.find(chosen.accelerator).hosts
         host = chaos_run.random.randrange(hosts) if "host" in kind else None
         try:
             client.inject_fault(chosen.id, kind, host)

@@ -12,7 +12,7 @@ from tests.docs import generated_tables, markdown
 from tests.test_architecture import MAY_IMPORT
 from tpufleet import config
 from tpufleet.agent.settings import AgentSettings
-from tpufleet.agent.workload import environment
+from tpufleet.agent.workload import environment_variables
 from tpufleet.model.fleet.agent_protocol import Assignment
 from tpufleet.model.fleet.slices import SliceId, SliceState
 from tpufleet.model.job.attempts import AttemptId
@@ -66,7 +66,7 @@ def _multislice_environment() -> dict[str, str]:
         num_processes=2, coordinator_address="127.0.0.1:1", megascale_coordinator="127.0.0.1",
         chips=4, accelerator="v5litepod-4", token="of the attempt",
     )  # fmt: skip
-    return environment.for_workload(
+    return environment_variables.for_workload(
         assignment, settings, base_env={}, attempt_folder=Path("/host/j.0")
     )
 

@@ -22,7 +22,7 @@ from tests.docs import markdown
 from tests.docs.test_examples import WITHIN, ended, job_report, logs, submit
 from tests.server_process import Server, no_processes_left, wait_until
 from tpufleet.model.job import job_file
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 
 EXAMPLES = markdown.EXAMPLES
 needs_flax = pytest.mark.skipif(
@@ -267,7 +267,7 @@ def test_maxtext_gets_the_parallelism_of_its_slices(tmp_path, kind, slices):
     (tmp_path / "python3").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (tmp_path / "python3").chmod(0o755)
     spec = job_file.parse_job(yaml.safe_load((EXAMPLES / "maxtext/job.yaml").read_text()))
-    shape = topology.find(kind)
+    shape = type_lookup.find(kind)
     variables = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "MAXTEXT_HOME": str(tmp_path),
         "TPUFLEET_NUM_PROCESSES": str(shape.hosts * slices),

@@ -26,7 +26,7 @@ from tests.repository import ROOT
 from tests.server_process import wait_until
 from tests.views.cli_runner import Tpu
 from tpufleet.errors import BadInput, install_command
-from tpufleet.model.tpu import prices, topology
+from tpufleet.model.tpu import prices, type_lookup
 from tpufleet.runtime.units import Units
 from tpufleet_activations import fleet, formatting, inputs, plans
 from tpufleet_activations.cli.group import extract as extract_group
@@ -544,8 +544,8 @@ def test_hours_and_cost_follow_from_the_rate_or_the_chips():
 
 def test_chip_counts_agree_with_the_topology_table():
     """A v5e-16 has sixteen chips, a v4-16 eight."""
-    counted = {name: planning.chip_count(name)[1] for name in topology.spellings()}
-    assert counted == {name: topology.find(name).chips for name in counted}
+    counted = {name: planning.chip_count(name)[1] for name in type_lookup.spellings()}
+    assert counted == {name: type_lookup.find(name).chips for name in counted}
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from msgspec.structs import fields
 
 from tests.environment.environments import EXAMPLE, SMALLEST, environment, example
 from tpufleet.errors import BadInput
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet_gke.environment.config import capacity, names, sections
 from tpufleet_gke.environment.config.parse import json_schema, parse, parse_text
 from tpufleet_gke.environment.config.starter_file import starter_file
 
-GKE_TYPES = [name for name, kind in topology.all_types().items() if kind.gke_accelerator]
+GKE_TYPES = [name for name, kind in type_lookup.all_types().items() if kind.gke_accelerator]
 
 ERRORS = {
     "a misspelt field": ({"tpu_pool": {}}, "tpu_pool: unknown field; did you mean tpu_pools?"),
@@ -145,7 +145,7 @@ def test_the_defaults_in_the_starter_file_can_be_uncommented():
 def test_the_pods_of_every_slice_type_fit_the_default_range(kind):
     """C10: the range was a /18 at 110 pods per node, 64 nodes, whatever the slice."""
     built = environment(tpu_pools={"pool": {"type": kind, "slices": 2}})
-    nodes = topology.find(kind).hosts * 2
+    nodes = type_lookup.find(kind).hosts * 2
     pods = ipaddress.IPv4Network(capacity.pods_range(built))
     assert pods.num_addresses >= nodes * capacity.addresses_per_node(capacity.PODS_PER_TPU_NODE)
     assert ipaddress.IPv4Network(built.network.nodes).num_addresses > nodes

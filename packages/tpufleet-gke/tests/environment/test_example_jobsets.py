@@ -9,7 +9,7 @@ import pytest
 
 from tests.environment.environments import example
 from tpufleet.errors import BadInput
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet_gke.environment.addons import example_jobsets
 
 IMAGE = "us-docker.pkg.dev/my-project/ml-images/maxtext-runner:1"
@@ -98,7 +98,7 @@ def test_hello_world_is_the_former_one_but_for_the_improvements():
 @pytest.mark.parametrize("kind", ["v5e-1", "v5e-8", "v5e-16", "v5p-128", "v6e-256", "tpu7x-64"])
 def test_c8_hosts_chips_and_parallelism_follow_from_the_type(kind):
     """Was: google.com/tpu: 4 for every type, the rest computed by hand."""
-    shape, jobset = topology.find(kind), leaves(hello(kind, 3))
+    shape, jobset = type_lookup.find(kind), leaves(hello(kind, 3))
     assert jobset[f"{JOB}.parallelism"] == jobset[f"{JOB}.completions"] == shape.hosts
     assert jobset[f"{POD}.containers[0].resources.limits.google.com/tpu"] == shape.chips_per_host
     command = [value for path, value in jobset.items() if ".command[" in path]

@@ -14,7 +14,7 @@ from msgspec.structs import fields
 
 from tests.environment.environments import environment, example, tpu
 from tests.environment.provider_checks import node_pool, resources
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet_gke.environment.config import capacity, names, sections
 from tpufleet_gke.environment.terraform import bootstrap, stages
 
@@ -97,7 +97,7 @@ def test_a_former_variable_has_its_place(path, value):
         kept = {name: getattr(built, name) for name in expected if name != "type"}
         assert kept == {name: item for name, item in expected.items() if name != "type"}
     elif path.endswith(".type"):
-        assert built == topology.find(expected).name
+        assert built == type_lookup.find(expected).name
     else:
         assert built == expected
 
@@ -123,9 +123,9 @@ def test_c2_taints_of_tpu_pools_have_key_value_and_effect():
 
 
 def test_c3_topologies_are_right():
-    assert topology.find("v5p-3072").topology == "8x12x16"
-    assert topology.find("v4-8").topology == "2x2x1"
-    for kind in topology.all_types().values():
+    assert type_lookup.find("v5p-3072").topology == "8x12x16"
+    assert type_lookup.find("v4-8").topology == "2x2x1"
+    for kind in type_lookup.all_types().values():
         sizes = [int(size) for size in kind.topology.split("x")]
         product = 1
         for size in sizes:
@@ -247,7 +247,7 @@ def test_c15_state_is_never_in_git():
 
 @pytest.mark.parametrize("kind", ["v5e-4", "v5e-8", "v5e-256", "v4-64", "v6e-8", "tpu7x-64"])
 def test_c16_autoscaling_counts_machines_not_chips(kind):
-    shape = topology.find(kind)
+    shape = type_lookup.find(kind)
     built = environment(**tpu(kind, autoscaling=True))
     pool = node_pool(built, "pool" if shape.hosts == 1 else "pool-0")
     # Of a slice of several hosts GKE accepts only the limit per zone.

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.environment import terraform_programs
 from tests.environment.environments import environment, example, tpu
 from tests.environment.provider_checks import errors, node_pool, resources
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.terraform import hcl, stages, versions
 from tpufleet_gke.environment.terraform.hcl import Nested
@@ -91,11 +91,11 @@ def test_the_files_are_formatted(built, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("kind", [name for name, t in topology.all_types().items()
+@pytest.mark.parametrize("kind", [name for name, t in type_lookup.all_types().items()
                                   if t.gke_accelerator])  # fmt: skip
 def test_a_node_pool_has_the_shape_of_its_tpu_type(kind):
     built = environment(**tpu(kind))
-    shape = topology.find(kind)
+    shape = type_lookup.find(kind)
     pool = node_pool(built, "pool" if shape.hosts == 1 else "pool-0")
     assert pool["node_count"] == shape.hosts
     assert pool["node_config"]["machine_type"] == shape.machine_type

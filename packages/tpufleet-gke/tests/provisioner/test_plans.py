@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.provisioner.builders import NOW, pool_spec, settings
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
@@ -23,7 +23,7 @@ from tpufleet_gke.provisioner.model.cluster_state import (
     PoolUser,
 )
 from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation
-from tpufleet_gke.provisioner.planning import budgets, plans
+from tpufleet_gke.provisioner.planning import budgets, planner
 from tpufleet_gke.provisioner.planning.request_backoff import RequestBackoff
 from tpufleet_gke.provisioner.settings import Limit
 
@@ -61,7 +61,7 @@ def runs(jobset="train", job=0):
 
 def plan(pools=(), demands=(), owners=ALIVE, with_settings=None, now=NOW, backoff=None, **observed):
     state = ClusterState(pools=pools, owners=owners, demands=demands, **observed)
-    return plans.plan_pools(state, backoff or RequestBackoff(), with_settings or settings(), now)
+    return planner.plan_pools(state, backoff or RequestBackoff(), with_settings or settings(), now)
 
 
 def test_a_waiting_pod_gets_a_pool():
@@ -374,7 +374,7 @@ def test_a_machine_without_a_known_price_is_not_bought_while_dollars_are_limited
     machine, on_demand = "tpu7x-standard-4t", PoolCapacity.ON_DEMAND
     assert budgets.chip_hour_dollars(machine, on_demand, limited) is None
     generation = next(
-        each.generation for each in topology.all_types().values() if each.machine_type == machine
+        each.generation for each in type_lookup.all_types().values() if each.machine_type == machine
     )
     priced = settings(budget_dollars=Limit(1e9), chip_hour_dollars={generation: 12})
     assert budgets.chip_hour_dollars(machine, on_demand, priced) == 12

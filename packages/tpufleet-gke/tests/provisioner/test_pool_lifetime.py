@@ -10,14 +10,14 @@ from tests.provisioner.builders import NOW, pool_spec, settings
 from tests.provisioner.test_plans import ALIVE, OWNER, demand, plan, pool, ready, runs
 from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_gke.provisioner.model.cluster_state import OwnerStatus, PendingPool, PoolStatus
-from tpufleet_gke.provisioner.planning import plans, pool_lifetime
+from tpufleet_gke.provisioner.planning import planner, pool_lifetime
 from tpufleet_gke.provisioner.planning.pool_lifetime import JOB_SPECIFIC_LABELS
 from tpufleet_gke.provisioner.settings import Limit
 
 SECOND = timedelta(seconds=1)
 OTHER = ("default", "other")
 BOTH = {**ALIVE, OTHER: OwnerStatus(uid="uid-default-other")}
-IDLE_GRACE, NODE_JOIN_TIMEOUT = pool_lifetime.IDLE_GRACE, plans.NODE_JOIN_TIMEOUT
+IDLE_GRACE, NODE_JOIN_TIMEOUT = pool_lifetime.IDLE_GRACE, planner.NODE_JOIN_TIMEOUT
 LONG_AGO = NOW - timedelta(hours=1)
 
 

@@ -26,7 +26,7 @@ from tpufleet.errors import BadRequest, PermissionMissing, ProviderUnavailable
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.runtime import gcs
-from tpufleet.service.files.archived import ArchivedLogs
+from tpufleet.service.files.bucket_files import ArchivedLogs
 from tpufleet_activations.io import remote_files
 from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.shard_writer import BufferStream

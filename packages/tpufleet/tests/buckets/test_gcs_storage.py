@@ -24,7 +24,7 @@ from tpufleet.model.job.attempts import AttemptId
 from tpufleet.runtime import checkpoints, gcs
 from tpufleet.runtime.checkpoints.buckets import BucketCheckpoints
 from tpufleet.runtime.context import Context
-from tpufleet.service.files.archived import ArchivedLogs, ArchivedSnapshots
+from tpufleet.service.files.bucket_files import ArchivedLogs, ArchivedSnapshots
 from tpufleet.service.files.snapshots import Upload
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tpufleet.compose.garbage_collection import ShortCollections
+from tpufleet.compose.python_gc import ShortCollections
 
 
 class Node:

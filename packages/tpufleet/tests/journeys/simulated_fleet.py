@@ -29,7 +29,7 @@ from tpufleet.model.job.end_reasons import END_REASONS, RetryBudget
 from tpufleet.model.job.jobs import Job, JobId, JobState
 from tpufleet.model.people.budgets import Budget
 from tpufleet.model.people.users import Role, User
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.files.snapshots import SnapshotFiles
@@ -221,7 +221,7 @@ class SimulatedFleet:
                 accelerator = self.store.slice(slice_id).accelerator
                 self.hosts[slice_id] = [
                     SimulatedHost(slice_id, index, f"boot-{next(self._boots)}")
-                    for index in range(topology.find(accelerator).hosts)
+                    for index in range(type_lookup.find(accelerator).hosts)
                     if f"{slice_id}/{index}" not in self.late_hosts
                 ]
         for slice_id in list(self.hosts):

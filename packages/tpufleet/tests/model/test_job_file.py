@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tpufleet.errors import BadInput
 from tpufleet.model.job import job_file
 from tpufleet.model.job.jobs import Capacity, JobSpec, Retries, Rule
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 
 MINIMAL = {"command": ["python", "train.py"], "accelerator": "v5e-16"}
 SCHEMA = job_file.json_schema()
@@ -244,7 +244,7 @@ job_specs = st.builds(
     JobSpec,
     name=labels,
     command=st.builds(lambda first, rest: ("x" + first, *rest), texts, st.lists(texts)),
-    accelerator=st.sampled_from(sorted(topology.all_types())),
+    accelerator=st.sampled_from(sorted(type_lookup.all_types())),
     setup=st.one_of(st.just(()), st.builds(lambda word: ("sh", "-c", word), texts)),
     slices=st.integers(1, 4096),
     capacity=st.lists(st.sampled_from(Capacity), min_size=1, unique=True).map(tuple),

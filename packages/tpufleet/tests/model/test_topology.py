@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
-from tpufleet.model.tpu import topology, tpu_types
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu import tpu_types, type_lookup
+from tpufleet.model.tpu.type_lookup import Accelerator
 
-TYPES = sorted(topology.all_types().values(), key=lambda item: item.name)
+TYPES = sorted(type_lookup.all_types().values(), key=lambda item: item.name)
 each_type = pytest.mark.parametrize("accelerator", TYPES, ids=lambda item: item.name)
 
 CORES_A_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "tpu7x": 2, "v5e": 1, "v6e": 1}
@@ -95,7 +95,7 @@ def test_sizes_of_a_topology_are_written_smallest_first(accelerator: Accelerator
 @pytest.mark.parametrize("row", SAMPLE, ids=lambda row: row[0])
 def test_known_types_are_as_documented(row):
     name, shape, chips, hosts, chips_per_host, machine = row
-    accelerator = topology.find(name)
+    accelerator = type_lookup.find(name)
     assert (accelerator.name, accelerator.topology, accelerator.chips) == (name, shape, chips)
     assert (accelerator.hosts, accelerator.chips_per_host) == (hosts, chips_per_host)
     assert accelerator.machine_type == machine
@@ -120,12 +120,12 @@ def test_every_generation_is_in_the_tables_and_each_has_its_largest_pod():
     ],
 )
 def test_a_type_is_found_by_any_spelling(spelling, name):
-    assert topology.find(spelling).name == name
+    assert type_lookup.find(spelling).name == name
 
 
 def test_every_spelling_stands_for_one_type_and_a_size_keeps_its_number():
-    for spelling, name in topology.spellings().items():
-        assert topology.find(spelling).name == topology.find(spelling.upper()).name == name
+    for spelling, name in type_lookup.spellings().items():
+        assert type_lookup.find(spelling).name == type_lookup.find(spelling.upper()).name == name
         assert spelling.rpartition("-")[2] == name.rpartition("-")[2]
 
 
@@ -147,7 +147,7 @@ def test_every_spelling_stands_for_one_type_and_a_size_keeps_its_number():
 )
 def test_an_unknown_type_is_answered_with_the_nearest_one(spelling, message):
     with pytest.raises(BadInput) as error:
-        topology.find(spelling)
+        type_lookup.find(spelling)
     assert message in str(error.value) and repr(spelling) in str(error.value)
 
 
@@ -158,6 +158,6 @@ def test_an_unknown_type_is_answered_with_the_nearest_one(spelling, message):
 @example("-")
 def test_any_text_is_a_type_or_a_clear_error(text):
     try:
-        assert topology.find(text).name == topology.spellings()[text.strip().lower()]
+        assert type_lookup.find(text).name == type_lookup.spellings()[text.strip().lower()]
     except BadInput as error:
         assert "unknown TPU type" in str(error)

@@ -6,7 +6,7 @@ import pytest
 
 from tpufleet.model.fleet import fleets
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import topology, tpu_zones
+from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.model.tpu.tpu_zones import ZoneAccess
 
 
@@ -34,7 +34,7 @@ def test_types_are_offered_in_the_documented_zones(accelerator, zone, offered):
 
 
 def test_every_type_has_a_zone_and_every_zone_a_valid_name():
-    assert all(tpu_zones.zones_of(name) for name in topology.all_types())
+    assert all(tpu_zones.zones_of(name) for name in type_lookup.all_types())
     assert all(fleets.check_zone(zone) for zone in tpu_zones.zones())
 
 
@@ -70,5 +70,5 @@ def test_spot_is_for_all_in_one_zone_of_single_tenants():
     ],
 )
 def test_each_type_uses_the_quota_that_the_api_names(accelerator, capacity, quota):
-    kind = topology.find(accelerator)
+    kind = type_lookup.find(accelerator)
     assert tpu_zones.quota_id(kind, capacity) == f"{quota}PerProjectPerZoneForTPUAPI"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.policy.builders import MINUTE, NOON, after, make_job
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.policy.scheduling import capacity, placement
-from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
+from tpufleet.policy.scheduling import placement, source_choice
 from tpufleet.policy.scheduling.placement import FreeSlice, Occupant, PendingJob, Supply
+from tpufleet.policy.scheduling.source_choice import CapacitySource, RefusalHistory
 
 ZONES = ("z1", "z2")
 SOURCES = tuple(CapacitySource("fake", zone, Capacity.SPOT) for zone in ZONES)
@@ -61,4 +61,4 @@ def kinds(decisions) -> list[tuple[str, str]]:
 
 
 def refusal(source=SOURCES[0], **options):
-    return capacity.new_refusal(source, TYPE, "no stock", previous=None, now=NOON, **options)
+    return source_choice.new_refusal(source, TYPE, "no stock", previous=None, now=NOON, **options)

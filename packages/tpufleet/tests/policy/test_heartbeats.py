@@ -9,7 +9,7 @@ import pytest
 
 from tpufleet.model.fleet.agent_protocol import Heartbeat
 from tpufleet.model.fleet.hosts import MAX_PAST_BOOTS, Host
-from tpufleet.policy.recovery import heartbeats
+from tpufleet.policy.recovery import heartbeat_order
 
 HOST = Host(id="s/0", slice_id="s", index=0, boot="now", heartbeat_seq=5, past_boots=("before",))
 HEARTBEAT = Heartbeat(
@@ -30,13 +30,13 @@ HEARTBEAT = Heartbeat(
 )
 def test_heartbeats_are_ordered_by_agent_and_number(boot, seq, superseded):
     heartbeat = replace(HEARTBEAT, boot=boot, seq=seq)
-    assert heartbeats.is_superseded(heartbeat, HOST) == superseded
+    assert heartbeat_order.is_superseded(heartbeat, HOST) == superseded
 
 
 def test_replaced_agents_are_remembered_up_to_a_limit():
     host = None
     for number in range(50):
         heartbeat = replace(HEARTBEAT, boot=f"boot-{number}")
-        past = heartbeats.past_boots(heartbeat, host)
+        past = heartbeat_order.past_boots(heartbeat, host)
         host = replace(HOST, boot=heartbeat.boot, past_boots=past)
     assert host.past_boots == tuple(f"boot-{48 - age}" for age in range(MAX_PAST_BOOTS))

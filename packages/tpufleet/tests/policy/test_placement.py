@@ -21,8 +21,8 @@ from tests.policy.placement_builders import (
 )
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.policy.scheduling import placement
-from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
 from tpufleet.policy.scheduling.placement import ReleaseGang, RequestSlices, Supersede, Supply, Wait
+from tpufleet.policy.scheduling.source_choice import CapacitySource, RefusalHistory
 
 
 def test_a_job_without_a_pool_requests_from_the_first_open_source():

@@ -23,7 +23,6 @@ from tests.policy.placement_builders import (
 )
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.policy.scheduling import placement
-from tpufleet.policy.scheduling.capacity import RefusalHistory
 from tpufleet.policy.scheduling.placement import (
     AssignSlices,
     FreeSlice,
@@ -34,6 +33,7 @@ from tpufleet.policy.scheduling.placement import (
     Supply,
     Wait,
 )
+from tpufleet.policy.scheduling.source_choice import RefusalHistory
 
 OTHER_TYPE = "v5litepod-8"
 

@@ -25,7 +25,7 @@ from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.job.jobs import Capacity, JobId, JobState
 from tpufleet.model.people.notifications import NotificationRules
 from tpufleet.model.people.users import Role, Token, User
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values.encoding import from_json, to_json
 from tpufleet.policy.accounting import rate_limits
 from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit
@@ -205,7 +205,7 @@ class ServiceHarness:
                 coordinator_port=8476,
                 boot="boot",
             )
-            for index in range(topology.find(tpu_slice.accelerator).hosts)
+            for index in range(type_lookup.find(tpu_slice.accelerator).hosts)
         ]
         self.store.commit(ChangeSet(slices=[tpu_slice], hosts=hosts if with_hosts else []))
         return tpu_slice

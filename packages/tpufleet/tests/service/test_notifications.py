@@ -40,7 +40,7 @@ from tpufleet.policy import notifications as policy
 from tpufleet.service.notifications import channels, destinations, outbox, senders
 from tpufleet.service.notifications.channels import ChannelSecrets
 from tpufleet.service.notifications.outbox import NotificationOutbox
-from tpufleet.service.operations import redaction
+from tpufleet.service.operations import log_redaction
 from tpufleet.service.transport.limits import TooManyRequests
 from tpufleet.stores.base import ChangeSet
 
@@ -387,13 +387,13 @@ def test_the_url_of_a_channel_is_masked_in_the_log_while_the_channel_exists(
 ):
     url = f"{receiver.url}/very-secret"
     fleet.add_channel(ChannelKind.SLACK, url)
-    assert redaction.redact(f"cannot reach {url}") == "cannot reach ***(secret of mel)"
+    assert log_redaction.redact(f"cannot reach {url}") == "cannot reach ***(secret of mel)"
     channels.delete(fleet.store, "mel", "team")
-    assert redaction.redact(url) == url
+    assert log_redaction.redact(url) == url
     monkeypatch.setattr(channels, "MAX_CHANNELS", 0)
     with pytest.raises(BadInput, match="more than 0 channels"):
         fleet.add_channel(ChannelKind.SLACK, url)
-    assert redaction.redact(url) == url
+    assert log_redaction.redact(url) == url
 
 
 def test_urls_and_keys_are_sealed(fleet, receiver):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufleet.service.files.secrets import MAX_SECRET_BYTES
-from tpufleet.service.operations import redaction
-from tpufleet.service.operations.redaction import SecretValues
+from tpufleet.service.operations import log_redaction
+from tpufleet.service.operations.log_redaction import SecretValues
 
 PEM = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqh\n-----END KEY-----"
 
@@ -53,7 +53,7 @@ PIECES = ["hunter22", "hunter2222", "22-token", "hunter22-token-of-mel", "ab", "
 )
 def test_no_value_is_left_in_a_text(known, pieces):
     values, text = SecretValues(), "".join(pieces)
-    secrets = [value for value in known if len(value) >= redaction.MIN_LENGTH]
+    secrets = [value for value in known if len(value) >= log_redaction.MIN_LENGTH]
     for value in known:
         values.remember("ada", f"secret/{value}", value)
     shown = values.redact(text)
@@ -91,9 +91,9 @@ def test_a_value_that_another_source_has_too_is_still_masked(values):
 
 def test_no_user_displaces_the_values_of_others(values):
     values.remember("ada", "secret/hf", "value-of-ada")
-    for number in range(redaction.MAX_USER_PARTS + 1_000):
+    for number in range(log_redaction.MAX_USER_PARTS + 1_000):
         values.remember("mallory", f"secret/{number}", f"mallory-{number:06}")
-    assert len(values) == redaction.MAX_USER_PARTS + 1
+    assert len(values) == log_redaction.MAX_USER_PARTS + 1
     assert values.redact("value-of-ada") == "***(secret of ada)"
     assert values.redact("mallory-000000") == "mallory-000000"
     assert values.redact("mallory-004999") == "***(secret of mallory)"
@@ -103,7 +103,7 @@ def test_the_characters_of_one_user_are_limited(values):
     values.remember("ada", "secret/hf", "value-of-ada")
     for number in range(100):
         values.remember("mallory", f"secret/{number}", f"{number:08}" + "m" * 60_000)
-    assert len(values) == 1 + redaction.MAX_USER_CHARACTERS // 60_008
+    assert len(values) == 1 + log_redaction.MAX_USER_CHARACTERS // 60_008
     assert values.redact("value-of-ada") == "***(secret of ada)"
 
 
@@ -116,7 +116,7 @@ def test_the_largest_value_is_masked_with_all_of_its_lines(values):
 
 
 def test_the_user_with_the_most_values_loses_them_at_the_limit_of_all(values, monkeypatch):
-    monkeypatch.setattr(redaction, "MAX_PARTS", 10)
+    monkeypatch.setattr(log_redaction, "MAX_PARTS", 10)
     for number in range(9):
         values.remember("mallory", f"secret/{number}", f"mallory-{number:06}")
     for owner in ("ada", "mel", "mo"):

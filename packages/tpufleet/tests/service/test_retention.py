@@ -20,7 +20,7 @@ from tpufleet.model.people.users import Role
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.operations import retention
+from tpufleet.service.operations import archiving
 from tpufleet.service.transport.auth import Caller
 
 
@@ -428,7 +428,7 @@ def test_others_do_not_wait_while_the_files_of_a_purge_are_counted(service):
     context, files = slow_purge(service)
     request = PurgeRequest(jobs=("one",), checkpoints=True)
     with ThreadPoolExecutor(1) as threads:
-        purge = threads.submit(retention.purge, context, files, request)
+        purge = threads.submit(archiving.purge, context, files, request)
         assert files.counting.wait(60)
         try:
             service.client("mo", timeout=20).resume("two")
@@ -444,7 +444,7 @@ def test_code_that_is_submitted_again_while_files_are_counted_is_kept(service, t
     digest, _ = jobs_with_the_same_code(service, tmp_path_factory)
     context, files = slow_purge(service)
     with ThreadPoolExecutor(1) as threads:
-        purge = threads.submit(retention.purge, context, files, PurgeRequest(jobs=("one", "two")))
+        purge = threads.submit(archiving.purge, context, files, PurgeRequest(jobs=("one", "two")))
         assert files.counting.wait(60)
         try:
             service.client("mel").submit([NewJob(id=JobId("three"), spec=SPEC, snapshot=digest)])

@@ -20,7 +20,7 @@ from tpufleet.model.people.users import Role
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.operations import housekeeping, retention, retention_rules
+from tpufleet.service.operations import archiving, housekeeping, retention_rules
 from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import ChangeSet, Store, code_reference
 from tpufleet.stores.open_store import open_store
@@ -105,7 +105,7 @@ def few_jobs_read(store: CountingStore, most: int = 4 * RECENT) -> Iterator[None
 
 def test_a_named_job_is_archived_without_its_lineage(store):
     with few_jobs_read(store, 20):
-        page = retention.archive(context(store), ArchiveRequest(jobs=("child-1",)))
+        page = archiving.archive(context(store), ArchiveRequest(jobs=("child-1",)))
     assert {row.id for row in page.jobs} == {"child-1"}
 
 
@@ -113,21 +113,21 @@ def test_a_named_job_is_archived_without_its_lineage(store):
 def test_jobs_that_match_are_purged(store, files, whole_lineages):
     request = PurgeRequest(older_than=50 * DAY, all_owners=True)
     with few_jobs_read(store):
-        report = retention.purge(context(store), files, request, whole_lineages=whole_lineages)
+        report = archiving.purge(context(store), files, request, whole_lineages=whole_lineages)
     assert len(report.jobs) == RECENT + 2 - whole_lineages and not report.more
     # It was resumed: the rules of retention keep its files, a request of an admin does not.
     assert ("new-1" in {row.id for row in report.jobs}) is not whole_lineages
     with few_jobs_read(store, 20):
-        again = retention.purge(context(store), files, request, whole_lineages=whole_lineages)
+        again = archiving.purge(context(store), files, request, whole_lineages=whole_lineages)
     assert again.jobs == ()
 
 
 def test_more_than_one_request_selects_are_announced(store, files, monkeypatch):
-    monkeypatch.setattr(retention, "MAX_SELECTED", 10)
+    monkeypatch.setattr(archiving, "MAX_SELECTED", 10)
     request = PurgeRequest(all_owners=True, dry_run=True)
-    report = retention.purge(context(store), files, request)
+    report = archiving.purge(context(store), files, request)
     assert report.more and 10 <= len(report.jobs) < 20
-    page = retention.archive(context(store), ArchiveRequest(all_owners=True))
+    page = archiving.archive(context(store), ArchiveRequest(all_owners=True))
     assert page.next is not None and 10 <= len(page.jobs) < 20
 
 
@@ -158,5 +158,5 @@ def test_code_that_is_needed_or_not(store, files, tmp_path):
     assert deleted.name.startswith("ddd")
     job = store.job(JobId("new-5"))
     with few_jobs_read(store, 4):
-        assert retention.code_is_needed(store, job)  # `live` has it
+        assert archiving.code_is_needed(store, job)  # `live` has it
     assert store.referred([code_reference(CODE), code_reference("e")]) == {code_reference(CODE)}

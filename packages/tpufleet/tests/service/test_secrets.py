@@ -12,7 +12,7 @@ from tpufleet.model.api_types import SecretNames
 from tpufleet.model.people.users import Role
 from tpufleet.service.files import secrets as secret_files
 from tpufleet.service.files.secrets import JobSecrets
-from tpufleet.service.operations import redaction
+from tpufleet.service.operations import log_redaction
 
 CANARY = "canary-7f3a9"
 
@@ -132,35 +132,35 @@ REFUSED = {
 def test_a_value_that_is_refused_is_not_masked_in_the_log(service, value):
     with pytest.raises(BadInput):
         service.client("mel").put_secret("hf", value)
-    assert redaction.redact(f"log {value}") == f"log {value}"
+    assert log_redaction.redact(f"log {value}") == f"log {value}"
 
 
 def test_a_value_above_the_limit_of_secrets_is_not_masked_in_the_log(service, monkeypatch):
     monkeypatch.setattr(secret_files, "MAX_SECRETS", 0)
     with pytest.raises(Conflict):
         service.client("mel").put_secret("hf", "one-too-many")
-    assert redaction.redact("log one-too-many") == "log one-too-many"
+    assert log_redaction.redact("log one-too-many") == "log one-too-many"
 
 
 def test_a_secret_is_masked_in_the_log_until_it_is_replaced_or_deleted(service):
     client = service.client("mel")
     client.put_secret("hf", "is refused and cannot be read")
     line = "job-1 is refused and cannot be read"
-    assert redaction.redact(line) == "job-1 ***(secret of mel)"
+    assert log_redaction.redact(line) == "job-1 ***(secret of mel)"
     client.put_secret("hf", "second-value")
-    assert redaction.redact(line) == line
-    assert redaction.redact("second-value") == "***(secret of mel)"
+    assert log_redaction.redact(line) == line
+    assert log_redaction.redact("second-value") == "***(secret of mel)"
     client.delete_secret("hf")
-    assert redaction.redact("second-value") == "second-value"
+    assert log_redaction.redact("second-value") == "second-value"
 
 
 def test_secrets_of_a_deleted_user_are_not_masked_in_the_log(service):
     service.client("mel").put_secret("hf", "value-of-mel")
     service.client("ada").put_secret("hf", "value-of-all", shared=True)
-    assert redaction.redact("value-of-mel") == "***(secret of mel)"
+    assert log_redaction.redact("value-of-mel") == "***(secret of mel)"
     service.client("ada").delete_user("mel")
-    assert redaction.redact("value-of-mel") == "value-of-mel"
-    assert redaction.redact("value-of-all") == "***(shared secret)"
+    assert log_redaction.redact("value-of-mel") == "value-of-mel"
+    assert log_redaction.redact("value-of-all") == "***(shared secret)"
 
 
 def test_a_secret_that_a_live_job_needs_cannot_be_dropped(service):

@@ -12,7 +12,7 @@ import sys
 from tests.server_process import Server
 from tpufleet.compose import server_log
 from tpufleet.linux import stderr_rotation
-from tpufleet.service.operations import redaction
+from tpufleet.service.operations import log_redaction
 
 UPGRADE = (
     b"GET /api/v1/me HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -37,9 +37,9 @@ class Collector(logging.Handler):
 
 
 def test_values_of_secrets_are_removed():
-    redaction.remember("ada", "secret/wandb", "wandb-4711-key")
+    log_redaction.remember("ada", "secret/wandb", "wandb-4711-key")
     entry = record("cannot use %s", "wandb-4711-key", error=ValueError("bad wandb-4711-key"))
-    assert redaction.RedactionFilter().filter(entry)
+    assert log_redaction.RedactionFilter().filter(entry)
     for formatter in (logging.Formatter(), server_log.JsonFormatter()):
         line = formatter.format(entry)
         assert "4711" not in line and "cannot use ***(secret of ada)" in line and "bad ***" in line

@@ -19,7 +19,7 @@ from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import JobId
 from tpufleet.model.people.users import Role, User
 from tpufleet.service.files import secrets as secrets_module
-from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults
+from tpufleet.service.files.bucket_files import ArchivedLogs, ArchivedResults
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogGap
 from tpufleet.service.files.secrets import JobSecrets, derived_key

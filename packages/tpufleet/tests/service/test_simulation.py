@@ -11,7 +11,7 @@ from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.people.users import Role, User
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs import submission
@@ -30,7 +30,7 @@ def submit(
 ):
     store = MemoryStore()
     pools = {"sim": "local", "real": "tpu-vm"}
-    accelerator = topology.find("v5e-4").name
+    accelerator = type_lookup.find("v5e-4").name
     store.commit(
         ChangeSet(
             pools=[

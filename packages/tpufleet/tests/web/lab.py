@@ -49,7 +49,7 @@ from tpufleet.model.job.jobs import Capacity, Job, JobId, JobSpec, JobState, Par
 from tpufleet.model.job.metric_points import MetricPoint
 from tpufleet.model.people.preferences import Preferences
 from tpufleet.model.people.users import Role, Token, User
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.providers.base import Order
 from tpufleet.service.transport import auth
 from tpufleet.stores.base import ChangeSet, Store
@@ -353,7 +353,7 @@ def _hosts(tpu_slice: TpuSlice, attempt: Attempt) -> list[Host]:
             address=f"10.128.{len(tpu_slice.id) % 20}.{index + 2}", coordinator_port=8476,
             boot="boot", attempt_id=attempt.id, phase=Phase.RUNNING, up_at=tpu_slice.ready_at,
         )
-        for index in range(topology.find(tpu_slice.accelerator).hosts)
+        for index in range(type_lookup.find(tpu_slice.accelerator).hosts)
     ]  # fmt: skip
 
 
@@ -443,7 +443,7 @@ def serve(home: Path, ended: int, listen: str | None = None) -> None:
                       zone=each.zone, capacity=each.capacity, tokens={}, server_url="",
                       fleet="lab", job_id=each.job_id, pool=each.pool)
             )  # fmt: skip
-        cloud.stock = {(zone, name): 0 for zone in ZONES for name in topology.all_types()}
+        cloud.stock = {(zone, name): 0 for zone in ZONES for name in type_lookup.all_types()}
         stop = threading.Event()
         agents = threading.Thread(target=beat, args=(store, stop), daemon=True)
         agents.start()

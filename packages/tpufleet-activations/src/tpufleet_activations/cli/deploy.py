@@ -14,7 +14,7 @@ from tpufleet.model.api_types import NewJob
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.job import job_file
 from tpufleet.model.job.jobs import Capacity, JobSpec
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.jobs.submit import DETACHED
@@ -123,7 +123,7 @@ def _launch(out: str, specs: Sequence[JobSpec], options: dict[str, Any]) -> None
                 Pool(
                     name=options["pool"] or tag,
                     provider=options["provider"],
-                    accelerator=topology.find(specs[0].accelerator).name,
+                    accelerator=type_lookup.find(specs[0].accelerator).name,
                     largest=len(specs),
                     smallest=len(specs),
                     zones=_zones(options),

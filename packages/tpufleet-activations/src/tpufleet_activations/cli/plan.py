@@ -226,10 +226,10 @@ def _data_options(kind: str, assignments: tuple[str, ...]) -> dict[str, str]:
 
 def _price(chips: str, capacity: str) -> float | None:
     """Dollars per hour of one chip of a type such as `v5e-16`; None if no price is known."""
-    from tpufleet.model.tpu import prices, topology
+    from tpufleet.model.tpu import prices, type_lookup
     from tpufleet.views.cli import connection
 
-    topology.find(chips)  # such as v5e-17 does not exist
+    type_lookup.find(chips)  # such as v5e-17 does not exist
     kind = chips.strip().lower().rpartition("-")[0]
     generation = "v5e" if kind == "v5litepod" else kind
     price = prices.price_table(connection.settings().prices).get((generation, capacity))

@@ -67,7 +67,7 @@ def submit_code(
     The code has jax, jnp, logger and challenge_number, and returns the variable `result`. The exit
     status with --follow is 0 when it completed, 1 when it failed.
     """
-    from tpufleet_firestore.bridge.submissions import CodeSubmissions
+    from tpufleet_firestore.bridge.client_submissions import CodeSubmissions
 
     submissions = CodeSubmissions(project, database, collection)
     if listing:

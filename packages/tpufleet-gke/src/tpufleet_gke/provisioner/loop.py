@@ -25,7 +25,7 @@ from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods
 from tpufleet_gke.provisioner.model.cluster_state import ClusterState, ObservedPool, PoolStatus
 from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 from tpufleet_gke.provisioner.model.pods import Json
-from tpufleet_gke.provisioner.planning import plans, pool_lifetime
+from tpufleet_gke.provisioner.planning import planner, pool_lifetime
 from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool, PoolPlan
 from tpufleet_gke.provisioner.planning.pool_tracker import PoolTracker
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
@@ -145,7 +145,7 @@ class Provisioner:
         failures = self._pools.failed_creates() if need_failures else {}
         state = self._observe(pools, now)
         self._results.handle_pools(state, failures, now)
-        plan = plans.plan_pools(state, self.tracker.backoff, self._settings, now)
+        plan = planner.plan_pools(state, self.tracker.backoff, self._settings, now)
         self._act(plan, state, now)
         self._update_metrics(state)
         self.last_success = now

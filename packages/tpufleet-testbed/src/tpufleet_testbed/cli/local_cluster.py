@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.registry import SharedOptions, shared_option
@@ -84,7 +84,7 @@ def up(
     A real node needs Linux, root, and the packages containerd, runc and
     containernetworking-plugins. Its pods can reach only each other and this machine.
     """
-    kind = topology.find(accelerator)
+    kind = type_lookup.find(accelerator)
     if kind.gke_accelerator is None:
         raise click.UsageError(f"{accelerator} is not available on GKE")
     # Fail early, before minutes are spent on a build.

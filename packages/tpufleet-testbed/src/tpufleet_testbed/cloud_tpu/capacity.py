@@ -11,7 +11,7 @@ import msgspec
 
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import tpu_zones
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet_testbed.cloud_tpu import api_errors
 from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from google.cloud.tpu_v2.types import cloud_tpu
 
-from tpufleet.model.tpu import topology, tpu_zones
+from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet_testbed.cloud_tpu import api_errors
 from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
 
@@ -55,7 +55,7 @@ def accelerator_types(parent: str) -> list[cloud_tpu.AcceleratorType]:
                 )
             ],
         )
-        for name, kind in topology.all_types().items()
+        for name, kind in type_lookup.all_types().items()
         if kind.runtime and tpu_zones.is_offered(name, zone)
     ]
 

@@ -15,8 +15,8 @@ from typing import Any
 from google.cloud.tpu_v2.types import cloud_tpu
 
 from tpufleet.errors import BadInput
-from tpufleet.model.tpu import topology, tpu_zones
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu import tpu_zones, type_lookup
+from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet_testbed.cloud_tpu import catalog
 from tpufleet_testbed.cloud_tpu.api_errors import ApiError, bad_request, invalid_argument
 
@@ -103,7 +103,7 @@ def _accelerator(node: cloud_tpu.Node, zone: str) -> Accelerator:
     if not name:
         raise invalid_argument('The field "AcceleratorType" is required.')
     try:
-        accelerator = topology.find(name)
+        accelerator = type_lookup.find(name)
     except BadInput as error:
         raise _type_not_found(name, zone) from error
     if accelerator.name != name or not accelerator.runtime:
@@ -115,7 +115,7 @@ def _accelerator(node: cloud_tpu.Node, zone: str) -> Accelerator:
 
 def _name_of(config: cloud_tpu.AcceleratorConfig, zone: str) -> str:
     wanted = cloud_tpu.AcceleratorConfig.Type(config.type_).name
-    for name, accelerator in topology.all_types().items():
+    for name, accelerator in type_lookup.all_types().items():
         kind = catalog.CONFIG_TYPES.get(accelerator.generation)
         if kind == wanted and accelerator.topology == config.topology:
             return name

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from google.cloud.tpu_v2.types import cloud_tpu
 
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet_testbed.cloud_tpu import catalog, node_validation
 from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER, invalid_argument
 

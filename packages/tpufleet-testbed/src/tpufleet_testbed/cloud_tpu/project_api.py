@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import topology, tpu_zones
+from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet_testbed.cloud_tpu import catalog
 from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet_testbed.cloud_tpu.compute_api import ComputeApi
@@ -139,7 +139,7 @@ def set_quota(
 ) -> None:
     """Of a zone or a region."""
     per = "Zone" if place in tpu_zones.zones() else "Region"
-    state.quota[tpu_zones.quota_id(topology.find(accelerator), capacity, per), place] = to
+    state.quota[tpu_zones.quota_id(type_lookup.find(accelerator), capacity, per), place] = to
 
 
 def _not_found(path: str) -> tuple[int, dict[str, Any]]:

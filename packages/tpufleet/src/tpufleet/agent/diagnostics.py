@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from tpufleet.agent.workload import containment
-from tpufleet.agent.workload.environment import RUN_DIR_VARIABLE
+from tpufleet.agent.workload.environment_variables import RUN_DIR_VARIABLE
 from tpufleet.model.fleet.host_commands import CheckResult, DiagnosticReport, Health
 from tpufleet.model.values.encoding import to_json
 

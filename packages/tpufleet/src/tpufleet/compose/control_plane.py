@@ -17,14 +17,14 @@ from typing import Any
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import (
     backup,
-    first_start,
     local_root,
     secrets_key,
     server_files,
     server_log,
+    startup_preflight,
 )
-from tpufleet.compose.garbage_collection import ShortCollections
 from tpufleet.compose.providers import fleet_id, providers
+from tpufleet.compose.python_gc import ShortCollections
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
@@ -81,7 +81,7 @@ def serve(settings: Config, *, embedded: bool) -> int:
     ):
         control_plane = ControlPlane(settings, store, providers(settings, store), recent_errors)
         if settings.tpu_vm is not None and "tpu-vm" in settings.enabled_providers:
-            first_start.check_cloud_once(settings)
+            startup_preflight.check_cloud_once(settings)
         control_plane.run()
     return 0
 

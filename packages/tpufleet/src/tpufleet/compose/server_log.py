@@ -11,8 +11,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from tpufleet.linux import stderr_rotation
+from tpufleet.service.operations.log_redaction import RedactionFilter
 from tpufleet.service.operations.recent_errors import RecentErrors
-from tpufleet.service.operations.redaction import RedactionFilter
 
 MAX_PER_MESSAGE = 60
 MAX_MESSAGES = 1_000

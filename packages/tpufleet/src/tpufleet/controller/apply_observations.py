@@ -16,11 +16,11 @@ from tpufleet.model.fleet.hosts import Host, HostId, Phase, host_id, slice_id_of
 from tpufleet.model.fleet.pools import RefusalKind, refusal_kind
 from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlice
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.policy.events import slice_event
-from tpufleet.policy.recovery import heartbeats, slice_observation
+from tpufleet.policy.recovery import heartbeat_order, slice_observation
 from tpufleet.policy.recovery.job_step import release_slice
-from tpufleet.policy.scheduling.capacity import CapacitySource
+from tpufleet.policy.scheduling.source_choice import CapacitySource
 
 _UP_STATES = (SliceState.BOOTING, SliceState.READY, SliceState.DOOMED)
 
@@ -146,7 +146,7 @@ class ObservationApplier:
             return
         index = int(heartbeat.host_id.rpartition("/")[2])
         before = self._working_set.hosts.get(slice_id, {}).get(index)
-        if before is not None and heartbeats.is_superseded(heartbeat, before):
+        if before is not None and heartbeat_order.is_superseded(heartbeat, before):
             return  # delivered late
         self._working_set.put_host(_host_row(before, heartbeat, slice_id, index, now))
         if heartbeat.attempt_id and heartbeat.progress:
@@ -166,7 +166,7 @@ class ObservationApplier:
 
     def _check_ready(self, tpu_slice: TpuSlice, now: datetime) -> None:
         hosts = self._working_set.hosts.get(tpu_slice.id, {})
-        expected = topology.find(tpu_slice.accelerator).hosts
+        expected = type_lookup.find(tpu_slice.accelerator).hosts
         if sum(1 for host in hosts.values() if host.up_at) < expected:
             return
         reason = f"ready after {(now - tpu_slice.requested_at).total_seconds():.0f} s"
@@ -358,7 +358,7 @@ def _host_row(
         coordinator_port=heartbeat.coordinator_port,
         boot=heartbeat.boot,
         heartbeat_seq=heartbeat.seq,
-        past_boots=heartbeats.past_boots(heartbeat, before),
+        past_boots=heartbeat_order.past_boots(heartbeat, before),
         attempt_id=attempt_id,
         phase=phase,
         exit=exit,

@@ -13,7 +13,7 @@ from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.fleet.bootstrap import BootstrapReport
 from tpufleet.model.fleet.slices import LossReason, SliceState, TpuSlice
 from tpufleet.model.job.jobs import JobId
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values.records import replace
 from tpufleet.policy.events import slice_event
 from tpufleet.policy.recovery import liveness
@@ -61,7 +61,7 @@ class BootMonitor:
             server_contact.lost(working_set, tpu_slice, self._server_url, problem, now)
             working_set.release_slice(tpu_slice, LossReason.BOOT_FAILED, problem, now)
             return None
-        expected = topology.find(tpu_slice.accelerator).hosts
+        expected = type_lookup.find(tpu_slice.accelerator).hosts
         reason = liveness.boot_reason(
             tpu_slice, connected, expected, self._server_url, reports, now
         )

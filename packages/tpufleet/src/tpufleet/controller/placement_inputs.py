@@ -13,11 +13,11 @@ from tpufleet.model.fleet.slices import SliceState, TpuSlice
 from tpufleet.model.job.attempts import AttemptState
 from tpufleet.model.job.jobs import JobId, JobSpec
 from tpufleet.model.people.budgets import Budget
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.model.tpu.prices import Price, price_table
 from tpufleet.policy.recovery import job_step, liveness
-from tpufleet.policy.scheduling import capacity, fair_share, placement
-from tpufleet.policy.scheduling.capacity import CapacitySource
+from tpufleet.policy.scheduling import fair_share, placement, source_choice
+from tpufleet.policy.scheduling.source_choice import CapacitySource
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class PlacementInputs:
     def _allowed_sources(self, spec: JobSpec) -> tuple[CapacitySource, ...]:
         constraints = (spec.providers, spec.zones, spec.capacity)
         if constraints not in self._sources:
-            self._sources[constraints] = capacity.allowed_sources(
+            self._sources[constraints] = source_choice.allowed_sources(
                 spec.providers or self._settings.default_providers,
                 spec.zones,
                 spec.capacity,
@@ -117,7 +117,7 @@ class PlacementInputs:
         )
 
     def pool_sources(self, pool: Pool) -> tuple[CapacitySource, ...]:
-        return capacity.allowed_sources(
+        return source_choice.allowed_sources(
             (pool.provider,), pool.zones, pool.capacity, self._settings.zones_by_provider
         )
 
@@ -154,7 +154,7 @@ class PlacementInputs:
                 for slice_id in slice_ids:
                     tpu_slice = working_set.slices[slice_id]
                     if tpu_slice.state in (SliceState.READY, SliceState.DOOMED):
-                        kind = topology.find(tpu_slice.accelerator)
+                        kind = type_lookup.find(tpu_slice.accelerator)
                         chips[owner] = chips.get(owner, 0) + kind.chips
         return chips
 

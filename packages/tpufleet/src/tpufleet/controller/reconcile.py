@@ -20,7 +20,7 @@ from tpufleet.model.job.jobs import JobState
 from tpufleet.model.values.records import replace
 from tpufleet.policy.events import attempt_event, job_event, slice_event
 from tpufleet.policy.recovery import job_step
-from tpufleet.policy.scheduling import capacity, fair_share, placement, pool_scaling
+from tpufleet.policy.scheduling import fair_share, placement, pool_scaling, source_choice
 
 USAGE_INTERVAL = timedelta(seconds=30)
 
@@ -298,7 +298,7 @@ class Reconciler:
             if pool is None:
                 continue
             missing = pool_scaling.shortfall(pool, working_set.pool_slices(name), settings)
-            choice = capacity.choose_source(
+            choice = source_choice.choose_source(
                 self._inputs.pool_sources(pool), pool.accelerator, working_set.refusals, now
             )
             if missing and choice.source:

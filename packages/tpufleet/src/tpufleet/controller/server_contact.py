@@ -11,8 +11,8 @@ from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.fleet.pools import RefusalKind
 from tpufleet.model.fleet.slices import TpuSlice
 from tpufleet.model.values.records import replace
-from tpufleet.policy.scheduling import capacity
-from tpufleet.policy.scheduling.capacity import CapacitySource
+from tpufleet.policy.scheduling import source_choice
+from tpufleet.policy.scheduling.source_choice import CapacitySource
 
 
 def lost(
@@ -24,7 +24,7 @@ def lost(
     if known is not None and tpu_slice.requested_at < known.refused_at:
         return  # requested before that was known: no new evidence
     working_set.put_refusal(
-        capacity.new_refusal(
+        source_choice.new_refusal(
             CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity),
             tpu_slice.accelerator,
             reason,

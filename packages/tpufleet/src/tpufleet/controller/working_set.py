@@ -17,14 +17,14 @@ from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlic
 from tpufleet.model.job.attempts import Attempt, AttemptId, AttemptState
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.people.budgets import BudgetUse
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.model.values.records import replace
 from tpufleet.policy.events import slice_event
 from tpufleet.policy.recovery import job_step
 from tpufleet.policy.recovery.job_step import JobView
-from tpufleet.policy.scheduling import capacity, placement
-from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
+from tpufleet.policy.scheduling import placement, source_choice
 from tpufleet.policy.scheduling.placement import PendingJob
+from tpufleet.policy.scheduling.source_choice import CapacitySource, RefusalHistory
 from tpufleet.stores.base import ChangeSet, LiveState
 
 
@@ -240,7 +240,7 @@ class WorkingSet:
             reason = reason.replace(name, short_name(tpu_slice.accelerator))
         previous = self.refusals.latest(source, tpu_slice.accelerator)
         self.put_refusal(
-            capacity.new_refusal(
+            source_choice.new_refusal(
                 source,
                 tpu_slice.accelerator,
                 reason,

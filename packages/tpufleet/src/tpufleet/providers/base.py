@@ -17,8 +17,8 @@ from tpufleet.model.fleet.cloud_slices import CloudSlice, ExpectedSlice
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.job.pod_settings import PodSettings
-from tpufleet.model.tpu import topology
-from tpufleet.model.tpu.topology import Accelerator, short_name
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu.type_lookup import Accelerator, short_name
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ def no_such_slice(slice_id: SliceId) -> BadRequest:
 def find_type(accelerator: str) -> Accelerator:
     """BadRequest for an unknown type."""
     try:
-        return topology.find(accelerator)
+        return type_lookup.find(accelerator)
     except BadInput as error:
         raise BadRequest(str(error)) from error
 

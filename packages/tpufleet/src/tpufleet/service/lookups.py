@@ -8,7 +8,7 @@ from tpufleet.errors import BadInput, Forbidden, NotFound
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.people.users import User
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store
 
@@ -43,7 +43,7 @@ def require_slice(store: Store, slice_id: SliceId, *, live: bool = False) -> Tpu
 
 def require_host_index(tpu_slice: TpuSlice, index: int | None) -> None:
     """None is every host."""
-    count = topology.find(tpu_slice.accelerator).hosts
+    count = type_lookup.find(tpu_slice.accelerator).hosts
     if index is not None and not 0 <= index < count:
         raise BadInput(f"host: slice {tpu_slice.id} has hosts 0 to {count - 1}, not {index}")
 

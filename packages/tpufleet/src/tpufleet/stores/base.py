@@ -76,7 +76,7 @@ from tpufleet.stores.sql import (
     job_references,
     schema_migrations,
     sql_commit,
-    sql_people,
+    sql_edits,
     sql_queries,
     sql_rows,
     sql_search,
@@ -146,9 +146,9 @@ class Store:
         return self._decode_jobs((self._data if few else self._rows)(statement, *values))
 
     def _is_large_set(self, term: MetricTerm) -> bool:
-        condition, values = sql_people.metric_condition(term)
-        statement = sql_people.METRIC_SET_SIZE.format(condition=condition)
-        return self._rows(statement, *values)[0][0] >= sql_people.MAX_METRIC_SET
+        condition, values = sql_edits.metric_condition(term)
+        statement = sql_edits.METRIC_SET_SIZE.format(condition=condition)
+        return self._rows(statement, *values)[0][0] >= sql_edits.MAX_METRIC_SET
 
     def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
         """Jobs whose id or name starts with this, newest first."""
@@ -447,7 +447,7 @@ class Store:
         for start in range(0, len(points), size):
             batch = points[start : start + size]
             self._database.write(
-                lambda session, batch=batch: sql_people.write_points(session, batch),  # type: ignore[misc]
+                lambda session, batch=batch: sql_edits.write_points(session, batch),  # type: ignore[misc]
                 durable=False,
             )
 
@@ -459,7 +459,7 @@ class Store:
 
     def delete_metric_points(self, points: Sequence[MetricPoint]) -> None:
         self._write_each(
-            "DELETE FROM metric_points WHERE job_id = ? AND at = ?", sql_people.point_keys(points)
+            "DELETE FROM metric_points WHERE job_id = ? AND at = ?", sql_edits.point_keys(points)
         )
 
     # Documents: small objects that users change as a whole, by type (see DOCUMENT_KINDS) and key.

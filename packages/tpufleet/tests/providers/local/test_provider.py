@@ -26,7 +26,7 @@ from tpufleet.errors import BadRequest, NoCapacity
 from tpufleet.model.fleet.cloud_slices import CloudState
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.local import fault_plan, processes, slice_records
 from tpufleet.providers.local.processes import ProcessId
@@ -548,7 +548,7 @@ def test_slices_never_share_a_port(root):
         ),
         pytest.param(Stock(limits=(StockLimit(slices=1, capacity="spot"),)), id="by capacity"),
         pytest.param(Stock(chips=15), id="by chips"),
-        pytest.param(Stock(hosts=topology.find("v5litepod-8").hosts), id="by hosts"),
+        pytest.param(Stock(hosts=type_lookup.find("v5litepod-8").hosts), id="by hosts"),
     ],
 )
 def test_stock_is_limited(root, limits):

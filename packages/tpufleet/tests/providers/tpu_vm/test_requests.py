@@ -18,7 +18,7 @@ from tpufleet.errors import BadInput, BadRequest
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.job.pod_settings import PodSettings
-from tpufleet.model.tpu import topology, tpu_zones
+from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.providers.tpu_vm import naming
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
@@ -72,7 +72,7 @@ def test_hosts_learn_which_buckets_will_be_mounted(world, fields, mounts, gcsfus
     ],
 )
 def test_the_runtime_follows_the_generation(world, accelerator, runtime):
-    zone = tpu_zones.zones_of(topology.find(accelerator).name)[0]
+    zone = tpu_zones.zones_of(type_lookup.find(accelerator).name)[0]
     world.reopen(zones=(zone,)).request(order("a", accelerator=accelerator, zone=zone))
     assert world.node("a", zone).template.runtime_version == runtime
 
@@ -192,7 +192,7 @@ def test_an_invalid_order_is_rejected_before_any_call(world, bad, message):
 def test_fuzzed_names_zones_and_types_are_rejected_without_a_call(world, text):
     before = len(world.emulator.service.calls)
     for field in ("zone", "accelerator"):
-        if text.strip().lower() not in (*topology.spellings(), *world.settings.zones):
+        if text.strip().lower() not in (*type_lookup.spellings(), *world.settings.zones):
             with pytest.raises(BadRequest):
                 world.provider.request(order("a", **{field: text}))
     if not naming.NODE_ID.fullmatch(text):

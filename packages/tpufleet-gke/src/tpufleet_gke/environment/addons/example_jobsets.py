@@ -10,8 +10,8 @@ import re
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.model.tpu import topology
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.gke import keys, kueue, manifests
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.config.sections import Environment, Team
@@ -123,7 +123,7 @@ def tensorboard_upload(
 
 
 def _gke_type(tpu_type: str) -> Accelerator:
-    kind = topology.find(tpu_type)
+    kind = type_lookup.find(tpu_type)
     if kind.gke_accelerator is None:
         raise BadInput(f"{tpu_type} is not available on GKE; for example v5e-16")
     return kind

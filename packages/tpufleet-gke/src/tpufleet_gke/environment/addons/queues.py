@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tpufleet.model.tpu import machine_types, topology
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu import machine_types, type_lookup
+from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.gke import keys, kueue
 from tpufleet_gke.environment.config import capacity, names
 from tpufleet_gke.environment.config.sections import Environment, Team
@@ -92,7 +92,7 @@ def flavors(environment: Environment) -> list[Flavor]:
     order = ("on-demand", "spot", "flex-start")
     return [
         Flavor(
-            kind=topology.find(kind),
+            kind=type_lookup.find(kind),
             capacity=found,
             slices=count,
             topology_aware=(kind, found) in aware,

@@ -7,8 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from tpufleet.model.tpu import machine_types, topology
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu import machine_types, type_lookup
+from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet_gke.environment.config.sections import Environment, TpuPool
 
 PODS_PER_CPU_NODE = 110  # GKE's default
@@ -20,7 +20,7 @@ RESERVED_ADDRESSES = 4  # of a subnetwork's primary range
 
 
 def shape(pool: TpuPool) -> Accelerator:
-    return topology.find(pool.type)
+    return type_lookup.find(pool.type)
 
 
 def disk_type(pool: TpuPool) -> str:

@@ -6,8 +6,8 @@ import ipaddress
 from collections import Counter
 from collections.abc import Iterator
 
-from tpufleet.model.tpu import machine_types, topology, tpu_zones
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu import machine_types, tpu_zones, type_lookup
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.schema import Problem, suggest
 from tpufleet_gke.environment.config import capacity, names
 from tpufleet_gke.environment.config.sections import CpuPool, Environment
@@ -199,7 +199,7 @@ def zone_warnings(environment: Environment) -> list[str]:
     zones, and grants single customers others."""
     found = []
     for name, pool in environment.tpu_pools.items():
-        offered = tpu_zones.zones_of(topology.find(pool.type).name)
+        offered = tpu_zones.zones_of(type_lookup.find(pool.type).name)
         chosen = [pool.zone] if pool.zone else list(environment.zones)
         if offered and not set(chosen) & set(offered):
             kind = short_name(pool.type)

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from tpufleet import schema
 from tpufleet.errors import BadInput
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 
 
 def _dashes(text: str, longest: int = 63) -> str:
@@ -33,7 +33,7 @@ def _network_range(value: Any) -> str:
 def _tpu_type(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[ -~]{1,40}", value):
         raise BadInput(f"unknown TPU type {schema.quote(value)}; for example v5e-16")
-    return topology.find(value).name
+    return type_lookup.find(value).name
 
 
 def _name(longest: int, example: str) -> Meta:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tpufleet.model.tpu import prices, topology
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu import prices, type_lookup
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet_gke.environment.config import capacity, names
 from tpufleet_gke.environment.config.sections import Environment
 
@@ -33,7 +33,7 @@ class CostLine:
 
 def machine_usd(machine_type: str, spot: bool) -> float | None:
     """One machine for an hour; for a TPU machine, with its chips."""
-    for kind in topology.all_types().values():
+    for kind in type_lookup.all_types().values():
         if kind.machine_type == machine_type:
             chip = _chip_usd(kind.name, "spot" if spot else "on-demand")
             return None if chip is None else chip * kind.chips_per_host

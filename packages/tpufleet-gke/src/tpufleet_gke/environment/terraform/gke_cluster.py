@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet_gke.environment.config import capacity, names
 from tpufleet_gke.environment.config.sections import Environment
 from tpufleet_gke.environment.terraform import network

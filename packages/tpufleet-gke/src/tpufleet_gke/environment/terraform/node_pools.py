@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet_gke.environment.config import capacity
 from tpufleet_gke.environment.config.sections import CpuPool, Environment, Taint, TpuPool
 from tpufleet_gke.environment.terraform.gke_cluster import node_account_email

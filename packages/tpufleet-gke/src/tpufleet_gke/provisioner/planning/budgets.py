@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import prices, topology
+from tpufleet.model.tpu import prices, type_lookup
 from tpufleet_gke.provisioner.model.cluster_state import ClusterState, ObservedPool, PendingPool
 from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolSpec
 from tpufleet_gke.provisioner.settings import Limit, ProvisionerSettings
@@ -83,6 +83,6 @@ def _generations() -> dict[str, str]:
     """By machine type."""
     return {
         each.machine_type: each.generation
-        for each in topology.all_types().values()
+        for each in type_lookup.all_types().values()
         if each.machine_type is not None
     }

@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 import psutil
 
-from tpufleet.agent.workload.environment import RUN_DIR_VARIABLE
+from tpufleet.agent.workload.environment_variables import RUN_DIR_VARIABLE
 
 # Scanning all processes takes milliseconds, so the interval doubles up to the maximum.
 MIN_SCAN_INTERVAL = 0.02

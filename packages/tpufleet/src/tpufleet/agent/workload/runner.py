@@ -20,19 +20,19 @@ from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import (
     container_image,
-    environment,
+    environment_variables,
     exit_diagnosis,
-    job_python,
     processes,
+    python_environment,
 )
 from tpufleet.agent.workload.attempt_folder import AttemptFolder
 from tpufleet.agent.workload.container_image import JobContainer
 from tpufleet.agent.workload.containment import AttemptProcesses, Containment
-from tpufleet.agent.workload.job_python import JobPython
 from tpufleet.agent.workload.output import results
 from tpufleet.agent.workload.output.log_metrics import LogMetrics
 from tpufleet.agent.workload.output.logs import LogFile, LogShipper, PipeReader
 from tpufleet.agent.workload.output.progress import ProgressReader
+from tpufleet.agent.workload.python_environment import JobPython
 from tpufleet.agent.workload.step_process import StepProcess, StepProgram
 from tpufleet.agent.workload.watchdog import Watchdog
 from tpufleet.backoff import Backoff
@@ -203,7 +203,7 @@ class Workload:
 
     def _run_steps(self, log: LogFile, pipe: PipeReader, progress: ProgressReader) -> Exit:
         try:
-            self._secrets = environment.resolve_secrets(
+            self._secrets = environment_variables.resolve_secrets(
                 self.assignment.secrets,
                 self._context.settings.token,
                 hidden=self._containment.hidden,
@@ -222,7 +222,7 @@ class Workload:
         steps = {"setup": self.assignment.setup, "command": self.assignment.command}
         exit = self._exit_without_process("the job has no command")
         try:
-            self._python = job_python.plan(
+            self._python = python_environment.plan(
                 self.assignment,
                 self._context.settings,
                 self.folder.path,
@@ -271,13 +271,17 @@ class Workload:
             step_start = log.size
             exit = self._run_step("environment", argv, log, pipe)
             if exit.status != 0 or exit.stopped_by_agent:
-                error = job_python.find_error(log.tail(exit_diagnosis.TAIL_LINES, step_start))
+                error = python_environment.find_error(
+                    log.tail(exit_diagnosis.TAIL_LINES, step_start)
+                )
                 return replace(exit, log_line=error or exit.log_line)
         lines = log.tail(exit_diagnosis.TAIL_LINES, log_start)
-        self.environment = job_python.report(python.source, time.monotonic() - started, lines)
+        self.environment = python_environment.report(
+            python.source, time.monotonic() - started, lines
+        )
         log.note(f"environment: ready: {self.environment.text}")
         self._context.on_phase_change()
-        if self._context.settings.platform == "" and job_python.runs_on_cpu(python.folder):
+        if self._context.settings.platform == "" and python_environment.runs_on_cpu(python.folder):
             log.note(
                 "environment: jax is installed without libtpu and will use the CPU; write jax[tpu]"
             )
@@ -345,7 +349,7 @@ class Workload:
         checkpoint = Path(self.assignment.checkpoint)
         folders = [self.folder.path]
         settings = self._context.settings
-        on_tpu_host = settings.platform != environment.SIMULATED_PLATFORM
+        on_tpu_host = settings.platform != environment_variables.SIMULATED_PLATFORM
         if checkpoint.is_absolute() and "://" not in self.assignment.checkpoint:
             self._containment.require_visible(self.assignment.checkpoint)
             # Docker mounts with the rights of root, whatever those of the job are.
@@ -366,7 +370,9 @@ class Workload:
         )
         return StepProgram(
             argv=client,
-            env=environment.for_host_tool(self._context.base_env, settings, self.folder.path),
+            env=environment_variables.for_host_tool(
+                self._context.base_env, settings, self.folder.path
+            ),
             input=container_image.environment_file(self._environment(base_env={})),
             as_agent=True,
         )
@@ -434,13 +440,13 @@ class Workload:
     def _environment(self, base_env: Mapping[str, str] | None = None) -> dict[str, str]:
         own = self._context.base_env if base_env is None else base_env
         python = self._python
-        environ = environment.for_workload(
+        environ = environment_variables.for_workload(
             replace(self.assignment, secrets=self._secrets),
             self._context.settings,
             base_env={
                 name: value
                 for name, value in own.items()
-                if python is None or name not in job_python.PYTHON_VARIABLES
+                if python is None or name not in python_environment.PYTHON_VARIABLES
             },
             attempt_folder=self.folder.path,
             agent_bin_dir="" if python or self._image else self._context.agent_bin_dir,

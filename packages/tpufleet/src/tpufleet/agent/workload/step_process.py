@@ -18,7 +18,7 @@ import msgspec
 from tpufleet.agent import threads
 from tpufleet.agent.workload import exit_diagnosis, processes
 from tpufleet.agent.workload.containment import AttemptProcesses
-from tpufleet.agent.workload.environment import RUN_DIR_VARIABLE
+from tpufleet.agent.workload.environment_variables import RUN_DIR_VARIABLE
 from tpufleet.clocks import Clock
 from tpufleet.linux.launcher_environment import launcher_environment
 from tpufleet.model.fleet.hosts import Exit

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from tpufleet.errors import BadInput
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 
 # AI zones have names such as us-south1-ai1b.
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-(ai[0-9]+)?[a-z]")
@@ -68,7 +68,7 @@ def described_by(name: str) -> NamedProperties:
     accelerator = None
     for match in re.finditer(r"(?<![a-z0-9])(?:v[0-9]+[a-z]*|tpu[0-9]+x)-[0-9]+(?![0-9])", name):
         try:
-            accelerator = topology.find(match[0]).name
+            accelerator = type_lookup.find(match[0]).name
         except BadInput:
             continue
     words = set(name.split("-"))

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from tpufleet.errors import BadInput
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values import durations
 from tpufleet.model.values.bounds import FIRST_DATE, LAST_DATE
 
@@ -194,7 +194,7 @@ def _accelerator(value: str) -> str:
     if has_wildcard(value):
         return re.sub(r"^v5e(?=-|\*|$)", "v5litepod", value)
     try:
-        return topology.find(value).name
+        return type_lookup.find(value).name
     except BadInput:
         return re.sub(r"^v5e$", "v5litepod", value) + "-*"
 

@@ -28,7 +28,7 @@ from tpufleet.model.job.spec_types import (
     Reuse,
     SecretReference,
 )
-from tpufleet.model.tpu.topology import TypeName
+from tpufleet.model.tpu.type_lookup import TypeName
 from tpufleet.model.values import durations
 from tpufleet.model.values.names import DISTINCT, Label, Provider, Tag, Zone
 from tpufleet.schema import Text, about

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from tpufleet import schema
 from tpufleet.model.job.jobs import Capacity, JobSpec
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.schema import about
 
 
@@ -32,7 +32,7 @@ _ON_DEMAND = {"v2": 1.125, "v3": 2.0, "v4": 3.22, "v5e": 1.2, "v5p": 4.2, "v6e":
 
 class _PriceSettings(msgspec.Struct, frozen=True, kw_only=True):
     prices: Annotated[
-        dict[topology.Generation, dict[Capacity, Annotated[float, Meta(ge=0)]]],
+        dict[type_lookup.Generation, dict[Capacity, Annotated[float, Meta(ge=0)]]],
         about("Dollars for one chip and hour.", example="{v5e: {spot: 0.5}}"),
     ] = {}
 
@@ -67,7 +67,7 @@ def chip_hour_price(
     accelerator: str, capacity: str, prices: Mapping[tuple[str, str], Price]
 ) -> float | None:
     """In USD; None where no price is known."""
-    price = prices.get((topology.find(accelerator).generation, capacity))
+    price = prices.get((type_lookup.find(accelerator).generation, capacity))
     return price.usd if price is not None else None
 
 
@@ -76,7 +76,7 @@ def source_price(
 ) -> float | None:
     """USD per hour of all slices of a job, with this capacity type; None: no price is known."""
     usd = chip_hour_price(spec.accelerator, capacity, prices)
-    return None if usd is None else usd * topology.find(spec.accelerator).chips * spec.slices
+    return None if usd is None else usd * type_lookup.find(spec.accelerator).chips * spec.slices
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ def amount(value: float) -> str:
 
 def estimate(spec: JobSpec, prices: Mapping[tuple[str, str], Price]) -> Estimate:
     """With the first capacity type that the job prefers."""
-    kind = topology.find(spec.accelerator)
+    kind = type_lookup.find(spec.accelerator)
     chips = kind.chips * spec.slices
     price = prices.get((kind.generation, spec.capacity[0]))
     hourly = chips * price.usd if price is not None else None

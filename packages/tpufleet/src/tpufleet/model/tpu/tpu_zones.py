@@ -8,8 +8,8 @@ from functools import cache
 import msgspec
 
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import topology
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu.type_lookup import Accelerator
 
 # Read again in November 2026: the newest edition found (docs.cloud.google.com/tpu/docs/types-zones)
 # has the public zones and the AI zones, an earlier one (tpu/docs/types-zones?hl=de) those of single
@@ -71,7 +71,7 @@ def offers() -> tuple[ZoneOffer, ...]:
             accelerator=kind.name, zone=zone, access=access, capacity=_capacity(kind, zone, access)
         )
         for generation, types, access, zones in _OFFERS
-        for kind in topology.all_types().values()
+        for kind in type_lookup.all_types().values()
         if kind.generation == generation and (not types or kind.name in types)
         for zone in zones
     )

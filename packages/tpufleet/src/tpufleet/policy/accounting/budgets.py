@@ -11,7 +11,7 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.model.job.jobs import Job, JobSpec
 from tpufleet.model.people.budgets import EVERY_USER, Budget, BudgetPeriod, BudgetScope, BudgetUse
 from tpufleet.model.people.costs import CostRow
-from tpufleet.model.tpu import prices, topology
+from tpufleet.model.tpu import prices, type_lookup
 from tpufleet.model.tpu.prices import Price, amount
 
 # An event is recorded when this share of a budget has been spent.
@@ -169,7 +169,7 @@ def budget_limit(job: Job, uses: Iterable[BudgetUse]) -> LimitReached | None:
 
 def billed_hours(spec: JobSpec, rows: Iterable[CostRow]) -> float:
     """Hours for which a slice of the job was billed, on average over its slices."""
-    chips = topology.find(spec.accelerator).chips * spec.slices
+    chips = type_lookup.find(spec.accelerator).chips * spec.slices
     return sum(row.chip_hours for row in rows) / chips
 
 

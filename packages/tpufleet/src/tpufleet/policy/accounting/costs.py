@@ -13,7 +13,7 @@ from tpufleet.model.job.attempts import Attempt, AttemptId
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import Capacity, Job, JobId
 from tpufleet.model.people.costs import CostRow, SettledCosts, StockRow
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 
 HOUR = timedelta(hours=1)
 # After a notice, machines keep running (and are billed) until they are deleted.
@@ -79,7 +79,7 @@ def _add_slice(
     now: datetime,
     reporting: Collection[AttemptId],
 ) -> None:
-    chips = topology.find(tpu_slice.accelerator).chips
+    chips = type_lookup.find(tpu_slice.accelerator).chips
 
     def totals_of(job_id: JobId | None) -> _Totals:
         simulated = tpu_slice.provider in SIMULATED_PROVIDERS

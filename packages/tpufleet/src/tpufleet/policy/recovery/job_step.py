@@ -20,7 +20,7 @@ from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlic
 from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.job.end_reasons import END_REASONS, EndReason
 from tpufleet.model.job.jobs import Job, JobState
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.model.values.records import replace
 from tpufleet.policy.events import attempt_event, count_of, job_event, slice_event
 from tpufleet.policy.recovery import liveness, retries, verdicts

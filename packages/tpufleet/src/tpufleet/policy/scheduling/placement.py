@@ -23,10 +23,10 @@ from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity, Job, JobId
 from tpufleet.model.job.spec_types import UsedSlice
 from tpufleet.model.people.budgets import BudgetUse
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.policy.accounting import budgets
-from tpufleet.policy.scheduling import capacity
-from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
+from tpufleet.policy.scheduling import source_choice
+from tpufleet.policy.scheduling.source_choice import CapacitySource, RefusalHistory
 
 # Pending requests per source. More would only hit the provider's rate limit.
 MAX_PENDING_REQUESTS = 256
@@ -238,7 +238,7 @@ class _PlacementPass:
             name: _PoolQueue(pool, supply.free.get(name, ()), supply.live.get(name, 0))
             for name, pool in supply.pools.items()
         }
-        self._choices: dict[tuple[tuple[CapacitySource, ...], str], capacity.SourceChoice] = {}
+        self._choices: dict[tuple[tuple[CapacitySource, ...], str], source_choice.SourceChoice] = {}
 
     def hold(self, job: Job) -> None:
         self._wait(job, f"held by {job.held_by}; `tpu queue release {job.id}` lets it start")
@@ -505,17 +505,17 @@ class _PlacementPass:
 
     def _choose(
         self, pending: PendingJob, sources: tuple[CapacitySource, ...], accelerator: str
-    ) -> capacity.SourceChoice:
+    ) -> source_choice.SourceChoice:
         if pending.rejected:
             allowed = tuple(source for source in sources if source not in pending.rejected)
             if sources and not allowed:
                 message = "; ".join(f"{source}: {pending.rejected[source]}" for source in sources)
-                return capacity.SourceChoice(source=None, message=message, unsatisfiable=True)
+                return source_choice.SourceChoice(source=None, message=message, unsatisfiable=True)
             sources = allowed
         key = (sources, accelerator)
         choice = self._choices.get(key)
         if choice is None:
-            choice = capacity.choose_source(sources, accelerator, self._refusals, self._now)
+            choice = source_choice.choose_source(sources, accelerator, self._refusals, self._now)
             self._choices[key] = choice
         return choice
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.model.tpu import topology
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.gke import keys
 
 Json = dict[str, Any]
@@ -62,7 +62,7 @@ def flavors() -> list[Json]:
     """One for each accelerator type that GKE offers."""
     return [
         _flavor(accelerator)
-        for accelerator in topology.all_types().values()
+        for accelerator in type_lookup.all_types().values()
         if accelerator.gke_accelerator
     ]
 
@@ -87,7 +87,9 @@ def cluster_queue(
         "resourceGroups": [
             {
                 "coveredResources": ["google.com/tpu", *UNLIMITED],
-                "flavors": [_quota(topology.find(kind), slices) for kind, slices in quota.items()],
+                "flavors": [
+                    _quota(type_lookup.find(kind), slices) for kind, slices in quota.items()
+                ],
             }
         ],
     }

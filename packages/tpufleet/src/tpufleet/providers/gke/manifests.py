@@ -8,8 +8,8 @@ import re
 from typing import Any
 
 from tpufleet.errors import BadRequest
-from tpufleet.model.tpu import topology
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.base import Order, find_type
 from tpufleet.providers.gke import keys, kueue, pod_template, slice_slots
 from tpufleet.providers.gke.settings import GkeSettings
@@ -33,7 +33,7 @@ def accelerator_of(order: Order) -> Accelerator:
     accelerator = find_type(order.accelerator)
     if accelerator.gke_accelerator is None or accelerator.machine_type is None:
         raise BadRequest(
-            f"{topology.short_name(order.accelerator)} is not available on GKE; "
+            f"{type_lookup.short_name(order.accelerator)} is not available on GKE; "
             "use the provider tpu-vm"
         )
     return accelerator

@@ -12,7 +12,7 @@ from tpufleet.errors import BadRequest
 from tpufleet.model.fleet import compute_reservations
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.job.pod_settings import BUCKET, PodSettings, parse_toleration
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys
 from tpufleet.providers.gke.settings import GkeSettings, parse_quantity

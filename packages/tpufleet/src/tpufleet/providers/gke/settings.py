@@ -12,7 +12,7 @@ from tpufleet import schema
 from tpufleet.kubernetes import quantities
 from tpufleet.model.fleet import compute_reservations, fleets
 from tpufleet.model.job.pod_settings import OBJECT_NAME, Quantity, VolumeSource
-from tpufleet.model.tpu.topology import TypeName
+from tpufleet.model.tpu.type_lookup import TypeName
 from tpufleet.schema import about
 
 # Of a section that does not have them yet.

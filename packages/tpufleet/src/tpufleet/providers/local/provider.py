@@ -25,7 +25,7 @@ from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.server_status import LocalJobs
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.pod_settings import PodSettings
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.providers.base import (
     Fault,
     Order,
@@ -284,7 +284,7 @@ class LocalProvider:
             self._wakeup.clear()
 
 
-def _validate(order: Order) -> topology.Accelerator:
+def _validate(order: Order) -> type_lookup.Accelerator:
     for slice_id in order.slices:
         if not NAME.fullmatch(slice_id):
             raise BadRequest(

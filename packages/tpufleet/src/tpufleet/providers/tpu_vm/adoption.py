@@ -14,7 +14,7 @@ from google.cloud import tpu_v2
 from tpufleet.errors import BadRequest, ProviderUnavailable
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu.topology import find, short_name
+from tpufleet.model.tpu.type_lookup import find, short_name
 from tpufleet.providers.base import Order
 from tpufleet.providers.tpu_vm import naming, startup_script
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings

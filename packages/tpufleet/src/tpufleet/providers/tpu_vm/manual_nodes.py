@@ -17,7 +17,7 @@ from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, FleetError, NoCapacity, ProviderError, Temporary
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import GONE_STATES, CreatedNode, FleetMember, NodeInfo, NodeRequest
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.providers.tpu_vm import adoption, error_mapping, naming, requests
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
@@ -109,8 +109,8 @@ class ManualNodes:
     def _recreate(self, node: NodeInfo) -> NodeInfo:
         self._report_node(
             node.name,
-            f"{topology.short_name(node.accelerator)} has several hosts, which cannot be stopped; "
-            "deleting the node and creating it again, without the data on its boot disks",
+            f"{type_lookup.short_name(node.accelerator)} has several hosts, which cannot be stopped"
+            "; deleting the node and creating it again, without the data on its boot disks",
         )
         self.delete(node.zone, node.name)
         request = NodeRequest(
@@ -208,7 +208,7 @@ class ManualNodes:
         return operation
 
     def _node(self, request: NodeRequest) -> tpu_v2.Node:
-        kind = topology.find(request.accelerator)
+        kind = type_lookup.find(request.accelerator)
         runtime = request.runtime or requests.runtime_version(kind, self._settings)
         node = requests.base_node(kind, runtime, self._settings)
         node.scheduling_config = tpu_v2.SchedulingConfig(spot=request.spot)
@@ -268,10 +268,10 @@ def _unusable(node: NodeInfo) -> str:
 
 def _check_same(node: NodeInfo, request: NodeRequest) -> None:
     """An existing node must match the request."""
-    wanted = topology.find(request.accelerator).name
+    wanted = type_lookup.find(request.accelerator).name
     if node.accelerator != wanted or (node.capacity == "spot") != request.spot:
         raise BadRequest(
-            f"{node.name} already exists as {topology.short_name(node.accelerator)} "
+            f"{node.name} already exists as {type_lookup.short_name(node.accelerator)} "
             f"({node.capacity}); run `tpu vm apply --replace` to recreate it"
         )
 
@@ -295,4 +295,4 @@ def _node_info(node: tpu_v2.Node, zone: str) -> NodeInfo:
 
 
 def _has_several_hosts(node: NodeInfo) -> bool:
-    return topology.find(node.accelerator).hosts > 1
+    return type_lookup.find(node.accelerator).hosts > 1

@@ -14,7 +14,7 @@ import msgspec
 from tpufleet.errors import PermissionMissing, ProviderError
 from tpufleet.model.fleet.preflight import Check, failed, ok, skipped, warning
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import topology, tpu_zones
+from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 from tpufleet.providers.tpu_vm.preflight_accounts import (
     check_hosts_account,
@@ -162,7 +162,7 @@ class Preflight:
                 "correct `zones` of `tpu_vm` in the config file",
             )
         for name in self._wanted.accelerators:
-            accelerator, short = topology.find(name).name, topology.short_name(name)
+            accelerator, short = type_lookup.find(name).name, type_lookup.short_name(name)
             if not any(tpu_zones.is_offered(accelerator, zone) for zone in zones):
                 documented = ", ".join(tpu_zones.zones_of(accelerator)[:4])
                 yield failed(
@@ -190,10 +190,10 @@ class Preflight:
     def _runtimes(self) -> Iterator[Check]:
         """Of the types that the user wants, and all of the config file."""
         versions = dict(self._settings.runtimes)
-        for kind in map(topology.find, self._wanted.accelerators):
+        for kind in map(type_lookup.find, self._wanted.accelerators):
             if kind.runtime:
                 versions.setdefault(kind.generation, kind.runtime)
-        types = topology.all_types().values()
+        types = type_lookup.all_types().values()
         for (generation, version), zone in product(versions.items(), self._known_zones()):
             of_generation = [each.name for each in types if each.generation == generation]
             if any(tpu_zones.is_offered(name, zone) for name in of_generation):
@@ -216,8 +216,8 @@ class Preflight:
 
     def _quota(self) -> Iterator[Check]:
         for accelerator, zone in self._pairs():
-            kind = topology.find(accelerator)
-            name = f"quota {topology.short_name(accelerator)} {zone}"
+            kind = type_lookup.find(accelerator)
+            name = f"quota {type_lookup.short_name(accelerator)} {zone}"
             quota, place = tpu_zones.quota_id(kind, self._wanted.capacity), f"zone={zone}"
             answer = self._quota_info(quota)
             if answer.status != 200:
@@ -256,8 +256,10 @@ class Preflight:
 
     def _pairs(self) -> Iterator[tuple[str, str]]:
         """Types and zones to check. A type that no configured zone offers is checked in none."""
-        types = [topology.find(name).name for name in self._wanted.accelerators] or [
-            kind.name for kind in topology.all_types().values() if kind.runtime and kind.chips == 4
+        types = [type_lookup.find(name).name for name in self._wanted.accelerators] or [
+            kind.name
+            for kind in type_lookup.all_types().values()
+            if kind.runtime and kind.chips == 4
         ]
         zones = self._known_zones()
         for accelerator in types:

@@ -18,7 +18,7 @@ from tpufleet.errors import BadRequest, ProviderError, ProviderUnavailable, Rate
 from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice, SliceListing
 from tpufleet.model.fleet.slices import SliceId, settings_digest
 from tpufleet.model.job.pod_settings import PodSettings
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.providers.base import Fault, Order, no_such_slice, out_of_capacity
 from tpufleet.providers.tpu_vm import (
     adoption,
@@ -87,7 +87,7 @@ class TpuVmProvider:
     def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
         """The runtime version, not all settings of the server: an upgrade must not give up idle
         capacity, which may be scarce."""
-        kind = topology.find(accelerator)
+        kind = type_lookup.find(accelerator)
         return settings_digest(self._settings.runtimes.get(kind.generation, kind.runtime))
 
     def request(self, order: Order) -> None:

@@ -9,19 +9,19 @@ from google.cloud import tpu_v2
 from tpufleet.errors import BadInput, BadRequest
 from tpufleet.model.fleet.fleets import check_name, check_zone
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.providers.base import Order
 from tpufleet.providers.tpu_vm import naming, startup_script
 from tpufleet.providers.tpu_vm.settings import CLOUD_PLATFORM, DataDisk, TpuVmSettings
 
 
-def validate(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
+def validate(order: Order, settings: TpuVmSettings) -> type_lookup.Accelerator:
     """BadRequest before any call is sent."""
     try:
         for slice_id in order.slices:
             check_name(slice_id)
         check_zone(order.zone)
-        accelerator = topology.find(order.accelerator)
+        accelerator = type_lookup.find(order.accelerator)
     except BadInput as error:
         raise BadRequest(str(error)) from error
     if order.zone not in settings.zones:
@@ -33,11 +33,11 @@ def validate(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
     return accelerator
 
 
-def runtime_version(accelerator: topology.Accelerator, settings: TpuVmSettings) -> str:
+def runtime_version(accelerator: type_lookup.Accelerator, settings: TpuVmSettings) -> str:
     runtime = settings.runtimes.get(accelerator.generation, accelerator.runtime)
     if runtime is None:
         raise BadRequest(
-            f"{topology.short_name(accelerator.name)} is not available as a TPU VM; "
+            f"{type_lookup.short_name(accelerator.name)} is not available as a TPU VM; "
             "use the provider gke"
         )
     return runtime
@@ -93,7 +93,7 @@ def queue_timeout(capacity: Capacity, settings: TpuVmSettings) -> timedelta:
 
 
 def _template(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
-    accelerator = topology.find(order.accelerator)
+    accelerator = type_lookup.find(order.accelerator)
     request = base_node(accelerator, runtime_version(accelerator, settings), settings)
     request.labels = naming.labels(order)
     request.metadata = {
@@ -105,7 +105,7 @@ def _template(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
 
 
 def base_node(
-    accelerator: topology.Accelerator, runtime: str, settings: TpuVmSettings
+    accelerator: type_lookup.Accelerator, runtime: str, settings: TpuVmSettings
 ) -> tpu_v2.Node:
     """The settings that all nodes of this installation share."""
     request = tpu_v2.Node(

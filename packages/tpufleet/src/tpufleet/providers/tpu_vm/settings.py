@@ -13,7 +13,7 @@ from tpufleet import schema
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet import fleets
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values import durations
 from tpufleet.schema import about
 
@@ -79,7 +79,7 @@ class TpuVmSettings(msgspec.Struct, frozen=True, kw_only=True):
     data_disks: tuple[DataDisk, ...] = ()
     metadata: dict[_MetadataKey, Annotated[str, schema.custom("text", _parse_metadata_value)]] = {}
     # By generation, overriding the defaults.
-    runtimes: dict[topology.Generation, str] = {}
+    runtimes: dict[type_lookup.Generation, str] = {}
     queue: tuple[Capacity, ...] = (Capacity.QUEUED,)  # capacity types requested as queued resources
     valid_for: _Duration = timedelta(hours=24)  # how long a queued resource may wait
     gang_patience: _Duration = timedelta(minutes=3)  # the same for a gang of another capacity type

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.tpu_vm import naming
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 

@@ -23,7 +23,7 @@ from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs import commands, log_streams
-from tpufleet.service.operations import retention
+from tpufleet.service.operations import archiving
 from tpufleet.service.transport import event_streams, signed_links
 from tpufleet.service.transport.event_streams import EventHub
 from tpufleet.service.transport.identifiers import SECOND, check_range
@@ -124,7 +124,7 @@ def delete_job_files(
     call.user.require_job_owner(job)
     commands.require_ended(job, "deleted")
     results.delete(job.id)
-    if job.snapshot is not None and not retention.code_is_needed(call.store, job):
+    if job.snapshot is not None and not archiving.code_is_needed(call.store, job):
         snapshots.delete(job.snapshot)
 
 
@@ -133,7 +133,7 @@ def delete_job_files(
 )
 def archive_jobs(call: ApiCall, body: ArchiveRequest) -> JobPage:
     """Archive jobs that have ended: listings leave them out, nothing is deleted."""
-    return retention.archive(call.context, body)
+    return archiving.archive(call.context, body)
 
 
 @router.post(
@@ -141,19 +141,19 @@ def archive_jobs(call: ApiCall, body: ArchiveRequest) -> JobPage:
 )
 def unarchive_jobs(call: ApiCall, body: UnarchiveRequest) -> JobPage:
     """List archived jobs again."""
-    return retention.unarchive(call.context, body)
+    return archiving.unarchive(call.context, body)
 
 
 @router.post("/purge", Role.MEMBER, foreign=AuditAction.PURGE_JOBS, foreign_target=_selected_jobs)
 def purge_jobs(call: ApiCall, files: JobFiles, body: PurgeRequest) -> PurgeReport:
     """Delete the files of jobs that have ended; checkpoints only if requested."""
-    retention.require_selection(body)
-    return retention.purge(call.context, files, body)
+    archiving.require_selection(body)
+    return archiving.purge(call.context, files, body)
 
 
 def _job_with_files(call: ApiCall) -> Job:
     job = call.path_job
-    retention.require_files(call.store, job, "so there is nothing to read")
+    archiving.require_files(call.store, job, "so there is nothing to read")
     return job
 
 

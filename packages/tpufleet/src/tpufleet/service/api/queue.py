@@ -6,7 +6,7 @@ from tpufleet.model.api_types import JobRow, QueueMove, QueuePage
 from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.service.jobs import job_queue, queries
 from tpufleet.service.transport.routing import ApiCall, Param, Router
 
@@ -30,7 +30,7 @@ def list_queue(call: ApiCall) -> QueuePage:
         call.store,
         call.now,
         pool=call.query_text("pool"),
-        accelerator=topology.find(kind).name if kind is not None else None,
+        accelerator=type_lookup.find(kind).name if kind is not None else None,
         zone=call.query_text("zone"),
         owner=call.query_text("owner"),
     )

@@ -25,7 +25,7 @@ from tpufleet.model.fleet.inventory import Inventory, InventoryChange, Inventory
 from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, SliceId
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.service.fleet import adopted_nodes, inventory
 from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.service.jobs import commands, queries
@@ -124,7 +124,7 @@ def send_host_command(
         # Agents of simulated slices run as the server's user, outside the isolation of jobs.
         call.user.require_admin("a command on a simulated slice, which runs as the server,")
     require_host_index(tpu_slice, body.host)
-    count = topology.find(tpu_slice.accelerator).hosts
+    count = type_lookup.find(tpu_slice.accelerator).hosts
     indexes = range(count) if body.host is None else (body.host,)
     hosts = tuple(host_id(slice_id, index) for index in indexes)
     host_commands.send(body, slice_id, hosts, call.now, job_id)

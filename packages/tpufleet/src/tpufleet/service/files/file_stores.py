@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpufleet.clocks import Clock
-from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults, ArchivedSnapshots
+from tpufleet.service.files.bucket_files import ArchivedLogs, ArchivedResults, ArchivedSnapshots
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles
 from tpufleet.service.files.results import ResultFiles

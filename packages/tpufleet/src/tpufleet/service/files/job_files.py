@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tpufleet import deep_folders
 from tpufleet.model.job.jobs import JobId
-from tpufleet.service.files.archived import Archive
+from tpufleet.service.files.bucket_files import Archive
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store, StoredObject

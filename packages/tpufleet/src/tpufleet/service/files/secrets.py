@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.service.lookups import not_found
-from tpufleet.service.operations import redaction
+from tpufleet.service.operations import log_redaction
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store
 
@@ -98,7 +98,7 @@ class JobSecrets:
             sealed = self._store.read_objects([key]).get(key)
             value = None if sealed is None else self._sealed.open(key, sealed)
             if value is not None:
-                redaction.remember(holder, _log_source(name), value)
+                log_redaction.remember(holder, _log_source(name), value)
                 return value
         return None
 
@@ -119,7 +119,7 @@ class JobSecrets:
                 f"there are {MAX_SECRETS} secrets, the limit\n"
                 "  next: `tpu secret list`, then `tpu secret delete NAME`"
             )
-        redaction.remember(owner, _log_source(name), value)
+        log_redaction.remember(owner, _log_source(name), value)
 
     def _put(self, key: str, value: str, **conditions: Any) -> bool:
         sealed = self._sealed.seal(key, value)
@@ -131,13 +131,13 @@ class JobSecrets:
             kind = "shared secret" if owner is None else "secret"
             raise NotFound(not_found(kind, name, self.names(owner), "secret list"))
         self._store.delete_objects([key])
-        redaction.forget(owner, _log_source(name))
+        log_redaction.forget(owner, _log_source(name))
 
     def delete_all(self, owner: str) -> None:
         """So that a later user of the same name does not get them."""
         prefix = _object_name("", owner)
         self._store.delete_objects([each.name for each in self._store.objects(prefix)])
-        redaction.forget_all(owner)
+        log_redaction.forget_all(owner)
 
 
 def _object_name(name: str, owner: str | None) -> str:

@@ -16,7 +16,7 @@ from tpufleet.errors import NotFound, Unreachable
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import JobId
-from tpufleet.service.files.archived import Archive
+from tpufleet.service.files.bucket_files import Archive
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles, LogGap
 from tpufleet.service.operations.background import log_failure
 from tpufleet.service.transport import identifiers

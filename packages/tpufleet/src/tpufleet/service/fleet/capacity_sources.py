@@ -7,8 +7,8 @@ from datetime import datetime
 from tpufleet.model.api_types import SourceState, SourceStatus
 from tpufleet.model.fleet.slices import SliceState, TpuSlice
 from tpufleet.model.job.jobs import Job
-from tpufleet.policy.scheduling import capacity
-from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
+from tpufleet.policy.scheduling import source_choice
+from tpufleet.policy.scheduling.source_choice import CapacitySource, RefusalHistory
 from tpufleet.service.operations import server_status
 from tpufleet.stores.base import Store
 
@@ -42,10 +42,10 @@ def _allowed_sources(store: Store, job: Job) -> tuple[CapacitySource, ...]:
         pool = store.pool(job.spec.pool)
         if pool is None:
             return ()
-        return capacity.allowed_sources((pool.provider,), pool.zones, pool.capacity, zones_of)
+        return source_choice.allowed_sources((pool.provider,), pool.zones, pool.capacity, zones_of)
     default = tuple(health.name for health in report.providers if health.default)
     providers = job.spec.providers or default
-    return capacity.allowed_sources(providers, job.spec.zones, job.spec.capacity, zones_of)
+    return source_choice.allowed_sources(providers, job.spec.zones, job.spec.capacity, zones_of)
 
 
 def _status(

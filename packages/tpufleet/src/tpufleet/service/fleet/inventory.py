@@ -20,7 +20,7 @@ from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.jobs import Job, JobId
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values.names import label_error
 from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.lookups import not_found
@@ -51,7 +51,7 @@ def inventory(store: Store, now: datetime) -> Inventory:
     chips: Counter[tuple[str, str]] = Counter()
     for each in slices:
         if each.live:
-            chips[each.accelerator, each.zone] += topology.find(each.accelerator).chips
+            chips[each.accelerator, each.zone] += type_lookup.find(each.accelerator).chips
     return Inventory(
         rows=tuple(rows),
         chips=tuple(
@@ -65,7 +65,7 @@ def _last_checks(store: Store, slices: Sequence[TpuSlice]) -> dict[SliceId, date
     hosts: dict[HostId, SliceId] = {
         host_id(each.id, index): each.id
         for each in slices
-        for index in range(topology.find(each.accelerator).hosts)
+        for index in range(type_lookup.find(each.accelerator).hosts)
     }
     latest: dict[SliceId, datetime] = {}
     for host, seen in store.last_heartbeats(list(hosts)).items():
@@ -117,7 +117,7 @@ def _slice_row(
         alias=written.alias or each.node,
         accelerator=each.accelerator,
         count=1,
-        chips=topology.find(each.accelerator).chips,
+        chips=type_lookup.find(each.accelerator).chips,
         provider=each.provider,
         zone=each.zone,
         capacity=each.capacity,
@@ -147,7 +147,7 @@ def _room(
         alias=written.alias,
         accelerator=pool.accelerator,
         count=count,
-        chips=count * topology.find(pool.accelerator).chips,
+        chips=count * type_lookup.find(pool.accelerator).chips,
         provider=pool.provider,
         zone=", ".join(pool.zones),
         capacity=pool.capacity[0],

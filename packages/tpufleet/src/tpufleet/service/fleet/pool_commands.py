@@ -11,7 +11,7 @@ from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job import pod_settings
 from tpufleet.model.people.users import Role
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values.durations import MAX_DURATION
 from tpufleet.model.values.names import label_error
 from tpufleet.policy.events import count_of
@@ -43,7 +43,7 @@ def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> P
     before = context.store.pool(pool.name)
     _check_members(context, pool.members, before.members if before else ())
     pod_settings.check_pod(pool.pod)
-    pool = replace(pool, accelerator=topology.find(pool.accelerator).name)
+    pool = replace(pool, accelerator=type_lookup.find(pool.accelerator).name)
     _commit_pool(context, pool.name, "changed", ChangeSet(pools=[pool]))
     reservations.end_of_former_members(context, pool)
     return pool

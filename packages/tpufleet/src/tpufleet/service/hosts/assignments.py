@@ -14,7 +14,7 @@ from tpufleet.model.job.attempts import Attempt, AttemptState
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import Job, ParentRelation
 from tpufleet.model.people.users import Role
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.transport import auth, identifiers
 from tpufleet.service.transport.limits import BoundedDict
@@ -77,7 +77,7 @@ class Assignments:
         hosts = {each.index: each for each in self._store.hosts(slice_id)}
         first = self._store.host(host_id(attempt.slices[0], 0))
         address, port = (first.address, first.coordinator_port) if first else ("", 0)
-        kind = topology.find(job.spec.accelerator)
+        kind = type_lookup.find(job.spec.accelerator)
         owner = self._store.user(job.owner)
         assignment = Assignment(
             attempt_id=attempt.id,

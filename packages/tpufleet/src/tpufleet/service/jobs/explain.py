@@ -14,10 +14,10 @@ from tpufleet.model.fleet.slices import SliceState
 from tpufleet.model.job.attempts import Attempt, AttemptState
 from tpufleet.model.job.end_reasons import END_REASONS, EndReason
 from tpufleet.model.job.jobs import Job, JobState
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.policy.events import count_of
 from tpufleet.policy.recovery import liveness
-from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
+from tpufleet.policy.scheduling.source_choice import CapacitySource, RefusalHistory
 from tpufleet.service.fleet import capacity_sources
 from tpufleet.service.jobs import job_queue, queries
 from tpufleet.service.operations import server_status

@@ -15,7 +15,7 @@ from tpufleet.model.api_types import LogLine
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.job.jobs import Job, JobId
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.jobs import queries
 from tpufleet.service.transport.event_streams import (
@@ -64,7 +64,7 @@ class LogSelection:
     tail: int | None = None  # only the last lines of each host
 
     def validate(self, job: Job) -> None:
-        count = job.spec.slices * topology.find(job.spec.accelerator).hosts
+        count = job.spec.slices * type_lookup.find(job.spec.accelerator).hosts
         if self.host is None:
             return
         number = re.fullmatch(r"[0-9]{1,9}", self.host)

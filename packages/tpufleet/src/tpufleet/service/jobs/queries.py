@@ -22,7 +22,7 @@ from tpufleet.model.fleet.hosts import HostId, HostLiveness, Progress, host_id
 from tpufleet.model.fleet.slices import SliceId, TpuSlice
 from tpufleet.model.job.attempts import Attempt, AttemptId
 from tpufleet.model.job.jobs import Job, JobId, default_name, is_generated_id
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.policy.recovery import liveness
 from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.auth import Caller
@@ -249,7 +249,7 @@ def job_detail(store: Store, job: Job, now: datetime) -> JobDetail:
         slices=tuple(slice_rows(store, store.slices(job_id=job.id), now)),
         hosts=tuple(host_rows(store, live)) if live is not None else (),
         children=tuple(job_rows(store, children)[::-1]),
-        processes=topology.find(job.spec.accelerator).hosts * job.spec.slices,
+        processes=type_lookup.find(job.spec.accelerator).hosts * job.spec.slices,
         files_deleted_at=store.files_deleted_at(job.id),
     )
 
@@ -279,12 +279,12 @@ def host_rows(store: Store, attempt: Attempt) -> list[HostRow]:
 def hosts_by_rank(store: Store, attempt: Attempt) -> list[HostId]:
     """The hosts of an attempt, in rank order."""
     job = store.job(attempt.job_id)
-    per_slice = topology.find(job.spec.accelerator).hosts if job is not None else 0
+    per_slice = type_lookup.find(job.spec.accelerator).hosts if job is not None else 0
     return [host_id(slice_id, index) for slice_id in attempt.slices for index in range(per_slice)]
 
 
 def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[SliceRow]:
-    kinds = {each.id: topology.find(each.accelerator) for each in slices}
+    kinds = {each.id: type_lookup.find(each.accelerator) for each in slices}
     hosts = [host_id(each.id, index) for each in slices for index in range(kinds[each.id].hosts)]
     seen: dict[SliceId, int] = {}
     for host, row in store.last_heartbeats(hosts).items():

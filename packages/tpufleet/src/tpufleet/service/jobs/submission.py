@@ -26,8 +26,8 @@ from tpufleet.model.job.jobs import (
     is_generated_id,
 )
 from tpufleet.model.people.users import Role
-from tpufleet.model.tpu import topology
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.model.values.encoding import from_json
 from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.files.snapshots import SnapshotFiles
@@ -36,7 +36,7 @@ from tpufleet.service.jobs import checkpoint_leases, checkpoint_owners, queries
 from tpufleet.service.jobs.commands import CommandContext, require_ended, require_priority
 from tpufleet.service.lookups import not_found, require_member
 from tpufleet.service.notifications.channels import check_job_channels
-from tpufleet.service.operations import retention
+from tpufleet.service.operations import archiving
 from tpufleet.service.transport import identifiers, token_scopes
 from tpufleet.stores.base import ChangeSet, JobQuery, Lease, Store
 
@@ -159,7 +159,7 @@ def resubmit(
     context.caller.require_job_owner(parent)
     verb = "resumed" if relation is ParentRelation.RESUME else "rerun"
     require_ended(parent, verb)
-    retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
+    archiving.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
     document = {**job_file.to_document(parent.spec), **options.changes}
     base = queries.default_base(context.store, parent)
     if relation is ParentRelation.RERUN and base is not None and "name" not in options.changes:
@@ -192,7 +192,7 @@ def resubmit(
         _require_own_locations(context, storage, [job])
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
         # Under the lease: it may be cleaned, or resumed by another request, at the same time.
-        retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
+        archiving.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
         if relation is ParentRelation.RESUME:
             _require_no_live_relative(context, parent)
         if not own and not _is_in_folder_of_server(job.checkpoint, storage):
@@ -265,7 +265,7 @@ class _Checks:
         limit = self._storage.local_hosts
         if limit is None or not self._storage.simulates(spec, self._context.store):
             return
-        hosts = spec.slices * topology.find(spec.accelerator).hosts
+        hosts = spec.slices * type_lookup.find(spec.accelerator).hosts
         if hosts > limit:
             raise BadInput(
                 f"slices: {spec.slices} of {short_name(spec.accelerator)} have {hosts} hosts, and "

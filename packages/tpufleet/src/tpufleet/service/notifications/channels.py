@@ -28,7 +28,7 @@ from tpufleet.service.files.secrets import SealedValues
 from tpufleet.service.lookups import not_found
 from tpufleet.service.notifications import destinations
 from tpufleet.service.notifications.senders import ChannelSecret
-from tpufleet.service.operations import redaction
+from tpufleet.service.operations import log_redaction
 from tpufleet.service.transport.limits import TooManyRequests
 from tpufleet.stores.base import Store
 
@@ -54,8 +54,8 @@ class ChannelSecrets:
 
 
 def _hide_in_log(owner: str, name: str, secret: ChannelSecret) -> None:
-    redaction.remember(owner, f"channel/{name}/url", secret.url)
-    redaction.remember(owner, f"channel/{name}/key", secret.key)
+    log_redaction.remember(owner, f"channel/{name}/url", secret.url)
+    log_redaction.remember(owner, f"channel/{name}/key", secret.key)
 
 
 def _sealed_name(owner: str, name: str) -> str:
@@ -133,7 +133,7 @@ def delete(store: Store, owner: str, name: str) -> NotificationChannel:
 
     store.update_document(NotificationSettings, owner, remove)
     for part in ("url", "key"):
-        redaction.forget(owner, f"channel/{name}/{part}")
+        log_redaction.forget(owner, f"channel/{name}/{part}")
     return deleted
 
 

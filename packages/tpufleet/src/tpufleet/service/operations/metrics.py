@@ -21,7 +21,7 @@ import tpufleet
 from tpufleet.clocks import Clock
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.jobs import ENDED_STATES, JobState
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.service.jobs import queries
 from tpufleet.service.operations import server_status
 from tpufleet.stores.base import JobQuery, Store
@@ -115,7 +115,7 @@ class _FleetCollector(Collector):
         kinds = Count((s.provider, s.accelerator, s.capacity.value, s.state.value) for s in live)
         for kind, count in sorted(kinds.items()):
             slices.add_metric(kind, count)
-            chips.add_metric(kind, count * topology.find(kind[1]).chips)
+            chips.add_metric(kind, count * type_lookup.find(kind[1]).chips)
         yield slices
         yield chips
 
@@ -198,7 +198,7 @@ class _FleetCollector(Collector):
         query = JobQuery(states=frozenset({JobState.RUNNING}), limit=running)
         counts: Count[str] = Count()
         for job in self._store.jobs(query):
-            kind = topology.find(job.spec.accelerator)
+            kind = type_lookup.find(job.spec.accelerator)
             counts[kind.name] += job.spec.slices * kind.chips
         chips = GaugeMetricFamily(
             "tpufleet_running_chips",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from tpufleet.model.fleet.server_status import LoggedError
-from tpufleet.service.operations import redaction
+from tpufleet.service.operations import log_redaction
 
 MAX_ERRORS = 20
 MAX_AGE = timedelta(hours=1)
@@ -25,10 +25,10 @@ class RecentErrors(logging.Handler):
         self._entries: OrderedDict[tuple[str, str], LoggedError] = OrderedDict()
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = redaction.redact(record.getMessage())
+        message = log_redaction.redact(record.getMessage())
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            message += f": {redaction.redact(repr(error))}"
+            message += f": {log_redaction.redact(repr(error))}"
         key = (record.name, str(record.msg)[:200])
         entry = LoggedError(
             at=datetime.fromtimestamp(record.created, UTC),

@@ -19,7 +19,7 @@ from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.jobs import checkpoint_leases
 from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.jobs.lineages import lineages_of, pages
-from tpufleet.service.operations import retention
+from tpufleet.service.operations import archiving
 from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import (
     ChangeSet,
@@ -97,11 +97,11 @@ def _delete(
                     return False
                 store.commit(ChangeSet(), fence=lease)  # still held
                 files.delete(job_id, (kind,))
-    except retention.DELETION_ERRORS as error:
+    except archiving.DELETION_ERRORS as error:
         logger.warning(
             "cannot delete the %s of job %s; retrying in an hour: %s", kind, job_id, error
         )
-        _record_failure(context, deletion, kind, retention.deletion_problem(error))
+        _record_failure(context, deletion, kind, archiving.deletion_problem(error))
         return False
     event = context.job_event(job_id, f"{kind}_deleted", f"{kind} deleted: {deletion.reason}")
     store.commit(ChangeSet(events=[event]))
@@ -175,7 +175,7 @@ def _apply_to_code(context: CommandContext, files: JobFiles, rule: RetentionRule
     request = PurgeRequest(older_than=rule.age, all_owners=True, dry_run=False)
     count, more = 0, True
     while more:
-        report = retention.purge(context, files, request, whole_lineages=True)
+        report = archiving.purge(context, files, request, whole_lineages=True)
         count, more = count + len(report.jobs), report.more
     return count
 

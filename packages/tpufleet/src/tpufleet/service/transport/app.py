@@ -37,7 +37,7 @@ from tpufleet.model.values.encoding import to_json
 from tpufleet.policy.accounting import rate_limits
 from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit
 from tpufleet.service.api.routes import ROUTES
-from tpufleet.service.files.archived import ArchivedLogs
+from tpufleet.service.files.bucket_files import ArchivedLogs
 from tpufleet.service.files.file_stores import FileStores
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogFiles

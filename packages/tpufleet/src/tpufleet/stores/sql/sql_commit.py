@@ -12,7 +12,7 @@ from tpufleet.model.job.attempts import Attempt
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
 from tpufleet.stores import invariants
 from tpufleet.stores.records import ChangeSet, Lease, StoreChange
-from tpufleet.stores.sql import job_references, sql_people, sql_rows
+from tpufleet.stores.sql import job_references, sql_edits, sql_rows
 from tpufleet.stores.sql.database import Database, DatabaseSession, Query, Row
 
 
@@ -152,7 +152,7 @@ def _write_jobs(session: DatabaseSession, change: ChangeSet, rows: Sequence[Row]
     stored = {job_id: JobState(state) for job_id, state, _ in rows}
     edits = {job_id: text for job_id, _, text in rows}
     invariants.check_new_job_ids(new, stored.keys())
-    changed = [sql_people.with_stored_edits(job, edits.get(job.id)) for job in change.jobs]
+    changed = [sql_edits.with_stored_edits(job, edits.get(job.id)) for job in change.jobs]
     invariants.check_transitions("job", ((job.id, job.state) for job in changed), stored.items())
     searched = [*new, *(job for job in changed if job.ended or job.id not in stored)]
     # It reads, so it comes before what is to be written with the commit.
@@ -160,8 +160,8 @@ def _write_jobs(session: DatabaseSession, change: ChangeSet, rows: Sequence[Row]
     _write_each(session, _NEW_JOB, [sql_rows.job_row(job) for job in new])
     _write_each(session, _JOB, [sql_rows.job_row(job) for job in changed])
     _write_each(session, _TAG, sql_rows.tag_rows([*new, *changed]))
-    _write_each(session, sql_people.SEARCH, [sql_people.search_row(job) for job in searched])
-    sql_people.write_edits(session, change.edits)
+    _write_each(session, sql_edits.SEARCH, [sql_edits.search_row(job) for job in searched])
+    sql_edits.write_edits(session, change.edits)
     _count_ended(session, (*new, *changed), stored)
 
 
@@ -186,8 +186,8 @@ def _write_attempts(
     changed = invariants.attempts_to_write(attempts, stored)
     _write_each(session, _ATTEMPT, [sql_rows.attempt_row(attempt) for attempt in changed])
     ended = [attempt for attempt in changed if not attempt.live]
-    metrics = [row for attempt in ended for row in sql_people.metric_rows(attempt)]
-    _write_each(session, sql_people.LATEST_METRIC, metrics)
+    metrics = [row for attempt in ended for row in sql_edits.metric_rows(attempt)]
+    _write_each(session, sql_edits.LATEST_METRIC, metrics)
 
 
 def _write_slices(

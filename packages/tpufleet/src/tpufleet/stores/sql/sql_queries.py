@@ -9,7 +9,7 @@ from typing import Any
 from tpufleet.model.job.job_search import MetricTerm
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.stores.records import EventQuery, JobQuery, code_reference
-from tpufleet.stores.sql import sql_people, sql_rows
+from tpufleet.stores.sql import sql_edits, sql_rows
 
 Select = tuple[str, list[Any]]
 
@@ -95,7 +95,7 @@ def select_jobs(
     if query.search is None or not query.search.terms:
         order = _OLDEST_FIRST if query.oldest_first else _NEWEST_FIRST
         return f"SELECT data FROM jobs {_where(where)} {order}", [*values, query.limit]
-    conditions, parameters = sql_people.search_conditions(query.search, large_sets)
+    conditions, parameters = sql_edits.search_conditions(query.search, large_sets)
     where = ["jobs.id = found.job_id", *conditions, *where]
     tables = _SEARCHED_JOBS
     if live:

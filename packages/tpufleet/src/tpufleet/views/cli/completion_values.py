@@ -65,12 +65,12 @@ def pool_names() -> Candidates:
 
 
 def tpu_types() -> Candidates:
-    from tpufleet.model.tpu import topology
+    from tpufleet.model.tpu import type_lookup
 
-    known = topology.all_types()
+    known = type_lookup.all_types()
     return [
         (spelling, f"chips: {known[name].chips}, hosts: {known[name].hosts}")
-        for spelling, name in topology.spellings().items()
+        for spelling, name in type_lookup.spellings().items()
     ]
 
 

@@ -16,7 +16,7 @@ from tpufleet.model.api_types import JobExplanation, JobRow
 from tpufleet.model.events import Event
 from tpufleet.model.job import job_file
 from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection
 from tpufleet.views.python import notebook

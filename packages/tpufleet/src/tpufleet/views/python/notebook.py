@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from tpufleet.errors import FleetError
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.jobs import ENDED_STATES
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views import text
 
 REFRESH_SECONDS = 1.0

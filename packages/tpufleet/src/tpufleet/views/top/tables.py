@@ -10,7 +10,7 @@ from enum import StrEnum
 from tpufleet.model.api_types import JobRow, QueueEntry, SliceRow
 from tpufleet.model.events import Event
 from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views import text
 from tpufleet.views.cli.jobs.queue import because
 from tpufleet.views.cli.output import Cell, column_widths

@@ -17,7 +17,7 @@ from tpufleet.model.job import job_file
 from tpufleet.model.job.attempts import Attempt
 from tpufleet.model.job.jobs import ENDED_STATES, JobState
 from tpufleet.model.people.preferences import Preferences
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.model.values import durations
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output

@@ -20,7 +20,7 @@ from tpufleet.model.fleet.host_commands import (
     HostCommandKind,
     HostCommandRequest,
 )
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
@@ -100,7 +100,7 @@ def _hosts(
     rows: tuple[SliceRow, ...], host: int | None, duration: timedelta
 ) -> Iterator[ProfiledHost]:
     places = [
-        (row.id, index) for row in rows for index in range(topology.find(row.accelerator).hosts)
+        (row.id, index) for row in rows for index in range(type_lookup.find(row.accelerator).hosts)
     ]
     if host is not None and host >= len(places):
         raise BadInput(f"--host: the job has hosts 0 to {len(places) - 1}, not {host}")

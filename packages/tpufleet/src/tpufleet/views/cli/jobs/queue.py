@@ -10,7 +10,7 @@ import click
 from tpufleet.client.fleet import FleetClient
 from tpufleet.model.api_types import JobRow, QueueEntry
 from tpufleet.model.job.jobs import JobState
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, example, json_option

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from tpufleet.errors import BadInput, Unreachable
 from tpufleet.model.fleet.inventory import InventoryRow, InventoryState
 from tpufleet.model.people.preferences import Preferences
-from tpufleet.model.tpu import topology
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views.cli import connection
 from tpufleet.views.cli.output import print_status
 from tpufleet.views.cli.settings.preferences import PATH_PREFIX, find_folder
@@ -38,7 +38,7 @@ def resolve(
 ) -> RunTarget:
     """The TPU type, the command and the folder that are meant. The server is asked only where an
     alias may be involved."""
-    known_type = topology.is_known(accelerator)
+    known_type = type_lookup.is_known(accelerator)
     if known_type and not config_values and folder is None:
         return RunTarget(accelerator, command)
     # A mistyped type must not start a server; aliases of a server that is stopped are not known.
@@ -50,9 +50,11 @@ def resolve(
             typed = accelerator
             if not known_type:
                 accelerator = preferences.tpu_aliases.get(accelerator, accelerator)
-            if not topology.is_known(accelerator):
+            if not type_lookup.is_known(accelerator):
                 accelerator, pool = _in_inventory(client.inventory().rows, accelerator)
-            if not topology.is_known(accelerator) and (typed != accelerator or _names_type(typed)):
+            if not type_lookup.is_known(accelerator) and (
+                typed != accelerator or _names_type(typed)
+            ):
                 raise _unknown_node(typed, accelerator)
     except Unreachable:
         if needs_preferences:
@@ -98,7 +100,7 @@ def _unknown_node(alias: str, node: str) -> BadInput:
 
 
 def _types_in(name: str) -> list[str]:
-    return [match[0] for match in _TYPE_IN_NAME.finditer(name) if topology.is_known(match[0])]
+    return [match[0] for match in _TYPE_IN_NAME.finditer(name) if type_lookup.is_known(match[0])]
 
 
 def _names_type(name: str) -> bool:

@@ -18,7 +18,7 @@ from tpufleet.model.job import job_file
 from tpufleet.model.job.jobs import JobId, JobSpec, JobState
 from tpufleet.model.tpu import prices
 from tpufleet.model.tpu.prices import Estimate
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.entry_points import registered

@@ -9,7 +9,7 @@ from typing import Any
 
 from tpufleet.model.api_types import JobExplanation, JobRow, SourceState, SourceStatus
 from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS
-from tpufleet.model.tpu import prices, topology
+from tpufleet.model.tpu import prices, type_lookup
 from tpufleet.model.tpu.prices import Price
 from tpufleet.views import text
 from tpufleet.views.cli import connection
@@ -69,6 +69,6 @@ def cells(
 
 
 def _hourly(row: JobRow, source: SourceStatus, known: Mapping[tuple[str, str], Price]) -> str:
-    accelerator = topology.find(row.accelerator)
+    accelerator = type_lookup.find(row.accelerator)
     price = known.get((accelerator.generation, source.capacity))
     return prices.amount(price.usd * accelerator.chips * row.slices) if price is not None else "-"

@@ -13,7 +13,7 @@ import click
 from tpufleet import config
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet import fleets
-from tpufleet.model.tpu import topology, tpu_zones
+from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.operators.check import check, print_checks
 
@@ -70,7 +70,7 @@ def init(
         raise BadInput("no Google Cloud project; pass --project, such as --project my-project")
     if accelerator is None:
         accelerator = click.prompt("TPU type", default=DEFAULT_TYPE) if ask else DEFAULT_TYPE
-    kind = topology.find(accelerator)
+    kind = type_lookup.find(accelerator)
     document: dict[str, Any] = {
         **_server(public_url, tls_cert, tls_key, insecure_http),
         "bucket": bucket or f"gs://{project}-tpufleet/fleet",
@@ -135,8 +135,8 @@ def _gcloud_project() -> str | None:
     return answer.stdout.strip() or None
 
 
-def _zones(kind: topology.Accelerator, zones: tuple[str, ...], ask: bool) -> list[str]:
-    offered, name = tpu_zones.zones_of(kind.name), topology.short_name(kind.name)
+def _zones(kind: type_lookup.Accelerator, zones: tuple[str, ...], ask: bool) -> list[str]:
+    offered, name = tpu_zones.zones_of(kind.name), type_lookup.short_name(kind.name)
     if kind.runtime is None:
         raise BadInput(f"{name} is not available as a TPU VM; use the provider gke")
     if not zones and ask:

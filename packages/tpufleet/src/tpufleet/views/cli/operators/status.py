@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 
 from tpufleet.model.fleet.server_status import ProviderProblem, ServerStatus
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import example, json_option

@@ -16,7 +16,7 @@ from tpufleet.model.people.preferences import (
     Preferences,
     find_zone,
 )
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.entry_points import registered
@@ -168,10 +168,10 @@ def alias_set(name: str, meaning: str) -> None:
     if meaning.startswith(PATH_PREFIX):
         _change(PreferenceChanges(config_aliases={name: meaning}))
     else:
-        if not topology.is_known(meaning):
+        if not type_lookup.is_known(meaning):
             output.print_status(
-                f"{meaning} is not a TPU type{topology.suggestion(meaning)}; it can be the name of "
-                "a TPU VM"
+                f"{meaning} is not a TPU type{type_lookup.suggestion(meaning)}; it can be the name "
+                "of a TPU VM"
             )
         _change(PreferenceChanges(tpu_aliases={name: meaning}))
     click.echo(f"{name} means {meaning}")

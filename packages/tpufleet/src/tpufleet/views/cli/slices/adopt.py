@@ -13,7 +13,7 @@ from tpufleet.errors import BadInput, FleetError, Unreachable
 from tpufleet.model.api_types import SliceRow
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.slices import SliceId, SliceState
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views.cli import connection, gcloud, output
 from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.vm import remote_commands

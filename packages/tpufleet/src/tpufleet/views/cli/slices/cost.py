@@ -11,7 +11,7 @@ import click
 from tpufleet.model.people.budgets import BudgetPeriod, BudgetUse
 from tpufleet.model.people.costs import CostRow
 from tpufleet.model.tpu import prices
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.parameter_types import PastMoment

@@ -14,8 +14,8 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet.inventory import Inventory, InventoryChange, InventoryRow, InventoryState
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import topology
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.model.values.names import zone_error
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
@@ -218,4 +218,4 @@ def generation_pattern(written: str) -> re.Pattern[str]:
             generation[2] or "", "(e|p|litepod)?"
         )
         return re.compile(rf"v{generation[1]}{suffix}-.*")
-    return re.compile(re.escape(topology.find(written).name))
+    return re.compile(re.escape(type_lookup.find(written).name))

@@ -17,8 +17,8 @@ from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.job import pod_settings
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.people.users import Role
-from tpufleet.model.tpu import topology
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.model.values import durations
 from tpufleet.model.values.names import label_error, zone_error
 from tpufleet.views import text
@@ -136,7 +136,7 @@ def create(
     wanted = Pool(
         name=name,
         provider=provider,
-        accelerator=topology.find(accelerator).name if accelerator is not None else "",
+        accelerator=type_lookup.find(accelerator).name if accelerator is not None else "",
         largest=largest,
         smallest=smallest,
         zones=zone,

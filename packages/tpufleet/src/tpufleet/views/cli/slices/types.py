@@ -7,9 +7,9 @@ from datetime import datetime
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model.tpu import topology, tpu_zones
-from tpufleet.model.tpu.topology import Accelerator, short_name
+from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.model.tpu.tpu_zones import ZoneOffer
+from tpufleet.model.tpu.type_lookup import Accelerator, short_name
 from tpufleet.model.values.names import zone_error
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
@@ -39,7 +39,7 @@ def types(name: str | None, by_zone: bool) -> None:
     if output.printed_json({"types": chosen}):
         return
     aliases: dict[str, list[str]] = {}
-    for spelling, known in topology.spellings().items():
+    for spelling, known in type_lookup.spellings().items():
         if spelling != known:
             aliases.setdefault(known, []).append(spelling)
     output.print_table(
@@ -53,12 +53,12 @@ def types(name: str | None, by_zone: bool) -> None:
 
 
 def _select(name: str | None) -> list[Accelerator]:
-    every = topology.all_types().values()
+    every = type_lookup.all_types().values()
     if name is None:
         return list(every)
     wanted = name.lower()
-    if wanted in topology.spellings():
-        return [topology.find(wanted)]
+    if wanted in type_lookup.spellings():
+        return [type_lookup.find(wanted)]
     chosen = [kind for kind in every if wanted in (kind.generation, kind.name.split("-")[0])]
     if not chosen:
         known = ", ".join(sorted({kind.generation for kind in every}))
@@ -92,13 +92,13 @@ def _grouped(offers: list[ZoneOffer]) -> list[list[ZoneOffer]]:
     """By generation and zone: all sizes of a generation usually share their zones."""
     groups: dict[tuple[str, str], list[ZoneOffer]] = {}
     for offer in offers:
-        generation = topology.find(offer.accelerator).generation
+        generation = type_lookup.find(offer.accelerator).generation
         groups.setdefault((generation, offer.zone), []).append(offer)
     return list(groups.values())
 
 
 def _range(offers: list[ZoneOffer]) -> str:
-    first, last = (topology.short_name(offers[index].accelerator) for index in (0, -1))
+    first, last = (type_lookup.short_name(offers[index].accelerator) for index in (0, -1))
     return first if len(offers) == 1 else f"{first} … {last}"
 
 
@@ -108,7 +108,7 @@ def _range(offers: list[ZoneOffer]) -> str:
 def stock(words: tuple[str, ...]) -> None:
     """Show what each zone granted and refused, and when it is retried."""
     zones = {word for word in words if zone_error(word) is None}
-    names = {topology.find(word).name for word in words if word not in zones}
+    names = {type_lookup.find(word).name for word in words if word not in zones}
     with connection.connect() as client:
         report = client.stock()
     rows = [

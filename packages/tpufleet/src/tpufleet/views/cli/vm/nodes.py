@@ -9,7 +9,7 @@ import click
 
 from tpufleet.errors import NotFound
 from tpufleet.model.fleet import fleets
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.vm.options import (

@@ -12,7 +12,7 @@ import click
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import NodeInfo, NodeRequest
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.parameter_types import Duration
 from tpufleet.views.cli.registry import shared_option
@@ -88,7 +88,7 @@ def node_request(
     accelerator: str, spot: bool, runtime: str, autostop: timedelta | None = None
 ) -> NodeRequest:
     """Rejects unknown types before any call."""
-    kind = topology.find(accelerator)
+    kind = type_lookup.find(accelerator)
     return NodeRequest(accelerator=kind.name, spot=spot, runtime=runtime, autostop=autostop)
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import NodeInfo
-from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views.cli import output
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.agent.test_environment import ASSIGNMENT, SETTINGS
 from tests.agent.test_running import archive
 from tpufleet.agent import own_wheel, uv_tool
-from tpufleet.agent.workload import job_python
+from tpufleet.agent.workload import python_environment
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet.hosts import Phase
 from tpufleet.model.job import job_file
@@ -26,7 +26,9 @@ def planned(folder: Path, *files: str, job_python_setting: str = "uv", **changes
     for name in files:
         (code / name).touch()
     settings = replace(SETTINGS, work_dir=folder, job_python=job_python_setting, platform="")
-    return job_python.plan(replace(ASSIGNMENT, **changes), settings, folder / "attempt", code)
+    return python_environment.plan(
+        replace(ASSIGNMENT, **changes), settings, folder / "attempt", code
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -186,7 +188,7 @@ def test_the_wheel_is_not_written_through_links_of_an_earlier_job(tmp_path, plan
     work.mkdir()
     outside.mkdir()
     (outside / "kept").write_text("kept")
-    wheels = job_python.shared_folder(work, ASSIGNMENT.owner) / "wheels"
+    wheels = python_environment.shared_folder(work, ASSIGNMENT.owner) / "wheels"
     name = own_wheel.wheel_name()
     if planted == "folder above":
         (work / "uv").symlink_to(outside)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tpufleet.agent import own_wheel, uv_tool
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import untrusted_files
-from tpufleet.agent.workload.environment import SIMULATED_PLATFORM
+from tpufleet.agent.workload.environment_variables import SIMULATED_PLATFORM
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
 from tpufleet.model.fleet.agent_protocol import Assignment
 from tpufleet.model.job.attempts import EnvironmentReport

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.policy.builders import MINUTE, NOON, SECOND
 from tpufleet.model.fleet.pools import RefusalKind
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import topology
-from tpufleet.policy.scheduling import capacity
-from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
+from tpufleet.model.tpu import type_lookup
+from tpufleet.policy.scheduling import source_choice
+from tpufleet.policy.scheduling.source_choice import CapacitySource, RefusalHistory
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
 HERE = CapacitySource("tpu-vm", "us-a", SPOT)
@@ -21,13 +21,13 @@ THERE = CapacitySource("tpu-vm", "eu-b", SPOT)
 
 
 def no(source=HERE, accelerator="v5litepod-16", *, previous=None, now=NOON, **options):
-    return capacity.new_refusal(
+    return source_choice.new_refusal(
         source, accelerator, "out of stock", previous=previous, now=now, **options
     )
 
 
 def test_the_capacity_type_outranks_the_provider_which_outranks_the_zone():
-    sources = capacity.allowed_sources(("a", "b"), ("z1", "z2"), (SPOT, ON_DEMAND), {})
+    sources = source_choice.allowed_sources(("a", "b"), ("z1", "z2"), (SPOT, ON_DEMAND), {})
     assert [(source.capacity, source.provider, source.zone) for source in sources] == [
         (kind, provider, zone)
         for kind in (SPOT, ON_DEMAND)
@@ -37,7 +37,9 @@ def test_the_capacity_type_outranks_the_provider_which_outranks_the_zone():
 
 
 def test_without_zones_each_provider_uses_its_own():
-    sources = capacity.allowed_sources(("a", "b", "c"), (), (SPOT,), {"a": ["x"], "b": ["y", "z"]})
+    sources = source_choice.allowed_sources(
+        ("a", "b", "c"), (), (SPOT,), {"a": ["x"], "b": ["y", "z"]}
+    )
     assert [(source.provider, source.zone) for source in sources] == [
         ("a", "x"),
         ("b", "y"),
@@ -47,29 +49,30 @@ def test_without_zones_each_provider_uses_its_own():
 
 def test_the_first_source_without_a_current_refusal_is_chosen():
     refusal_history = RefusalHistory([no(HERE)])
-    choice = capacity.choose_source((HERE, THERE), "v5litepod-16", refusal_history, NOON)
+    choice = source_choice.choose_source((HERE, THERE), "v5litepod-16", refusal_history, NOON)
     assert choice.source == THERE
     assert (
-        capacity.choose_source((HERE, THERE), "v5litepod-16", RefusalHistory(), NOON).source == HERE
+        source_choice.choose_source((HERE, THERE), "v5litepod-16", RefusalHistory(), NOON).source
+        == HERE
     )
 
 
 def test_when_all_sources_refused_the_message_lists_each_and_the_earliest_time_counts():
     first, second = no(HERE), no(THERE, previous=no(THERE))
-    choice = capacity.choose_source(
+    choice = source_choice.choose_source(
         (HERE, THERE), "v5litepod-16", RefusalHistory([first, second]), NOON
     )
     assert choice.source is None and not choice.unsatisfiable
     assert choice.until == min(first.until, second.until)
     assert choice.message == "us-a (spot): out of stock; eu-b (spot): out of stock"
-    again = capacity.choose_source(
+    again = source_choice.choose_source(
         (HERE, THERE), "v5litepod-16", RefusalHistory([first, second]), choice.until
     )
     assert again.source is not None
 
 
 def test_no_allowed_source_is_unsatisfiable():
-    choice = capacity.choose_source((), "v5litepod-16", RefusalHistory(), NOON)
+    choice = source_choice.choose_source((), "v5litepod-16", RefusalHistory(), NOON)
     assert choice.source is None and choice.unsatisfiable and choice.message
 
 
@@ -78,7 +81,7 @@ def test_no_allowed_source_is_unsatisfiable():
 def test_a_refusal_counts_for_the_same_size_and_larger_ones(refused, asked):
     refusal_history = RefusalHistory([no(accelerator=refused)])
     blocked = refusal_history.blocking(HERE, asked, NOON) is not None
-    assert blocked == (topology.find(asked).chips >= topology.find(refused).chips)
+    assert blocked == (type_lookup.find(asked).chips >= type_lookup.find(refused).chips)
 
 
 @pytest.mark.parametrize("asked", ["v6e-16", "v4-32", "v5p-32"])
@@ -114,7 +117,7 @@ def test_what_a_refusal_covers_depends_on_its_kind(kind, covered):
     types = ("v5litepod-8", "v5litepod-16", "v5litepod-32", "v6e-8")
     assert {name for name in types if history.blocking(HERE, name, NOON)} == covered
     assert history.blocking(HERE, "v5litepod-16", refusal.until) is None
-    assert not capacity.choose_source((HERE,), "v5litepod-16", history, NOON).unsatisfiable
+    assert not source_choice.choose_source((HERE,), "v5litepod-16", history, NOON).unsatisfiable
 
 
 @pytest.mark.parametrize("kind", [RefusalKind.QUOTA, RefusalKind.ACCESS])
@@ -163,7 +166,7 @@ def test_consecutive_refusals_last_longer_up_to_a_maximum():
         waits.append(refusal.until - NOON)
     assert refusal.streak == 12
     for streak, wait in enumerate(waits):
-        backoff = capacity.REFUSAL_BACKOFF[RefusalKind.CAPACITY]
+        backoff = source_choice.REFUSAL_BACKOFF[RefusalKind.CAPACITY]
         middle = min(backoff.first * 2**streak, backoff.longest)
         assert 0.8 * middle <= wait <= 1.2 * middle
 
@@ -202,7 +205,7 @@ refusals = st.lists(
 @given(st.lists(sources_strategy, min_size=1, max_size=6, unique=True), sizes, refusals)
 def test_the_first_open_source_is_chosen_if_there_is_one(allowed, size, refused):
     refusal_history = RefusalHistory(refused)
-    choice = capacity.choose_source(allowed, size, refusal_history, NOON)
+    choice = source_choice.choose_source(allowed, size, refusal_history, NOON)
     still_open = [
         source for source in allowed if refusal_history.blocking(source, size, NOON) is None
     ]
@@ -213,7 +216,7 @@ def test_the_first_open_source_is_chosen_if_there_is_one(allowed, size, refused)
 
     if choice.source is None:
         assert choice.until > NOON and choice.message
-        assert capacity.choose_source(
+        assert source_choice.choose_source(
             allowed, size, refusal_history, choice.until
         ).source is not None or any(
             refusal_history.blocking(source, size, NOON).until > choice.until for source in allowed
@@ -226,9 +229,9 @@ def test_a_temporary_refusal_of_a_size_blocks_every_larger_size(source, size, re
     blocking = refusal_history.blocking(source, size, NOON)
     if blocking is None or blocking.kind is RefusalKind.REQUEST:
         return
-    longest = capacity.REFUSAL_BACKOFF[RefusalKind.UNREACHABLE].longest
-    wanted = topology.find(size)
-    for other in topology.all_types().values():
+    longest = source_choice.REFUSAL_BACKOFF[RefusalKind.UNREACHABLE].longest
+    wanted = type_lookup.find(size)
+    for other in type_lookup.all_types().values():
         if other.generation == wanted.generation and other.chips >= wanted.chips:
             assert refusal_history.blocking(source, other.name, NOON) is not None
     assert refusal_history.blocking(source, size, NOON + longest + SECOND) is None
@@ -240,7 +243,7 @@ def test_a_server_that_hosts_cannot_reach_blocks_every_source_of_the_provider():
     other = CapacitySource("another-provider", HERE.zone, HERE.capacity)
     assert history.blocking(elsewhere, "v4-8", NOON) is not None
     assert history.blocking(other, "v4-8", NOON) is None
-    choice = capacity.choose_source((HERE, elsewhere), "v4-8", history, NOON)
+    choice = source_choice.choose_source((HERE, elsewhere), "v4-8", history, NOON)
     assert choice.source is None and choice.message.count(";") == 0, "said once"
 
 
@@ -253,13 +256,13 @@ def test_every_source_is_tried_once_before_one_that_refused_slowly_is_tried_agai
     ]
     history, now, tried = RefusalHistory(), NOON, []
     for _ in sources:
-        chosen = capacity.choose_source(sources, "v6e-8", history, now).source
+        chosen = source_choice.choose_source(sources, "v6e-8", history, now).source
         assert chosen is not None
         tried.append(chosen)
         now += timedelta(minutes=5)
         previous = history.latest(chosen, "v6e-8")
         history.record(
-            capacity.new_refusal(
+            source_choice.new_refusal(
                 chosen, "v6e-8", "none", previous=previous, now=now, took=timedelta(minutes=5)
             )
         )

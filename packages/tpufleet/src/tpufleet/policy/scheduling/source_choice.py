@@ -12,7 +12,7 @@ from tpufleet.backoff import BackoffPolicy
 from tpufleet.model.fleet.pools import CapacityRefusal, RefusalKind
 from tpufleet.model.fleet.slices import source_text
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import topology
+from tpufleet.model.tpu import type_lookup
 
 REFUSAL_BACKOFF = {
     RefusalKind.CAPACITY: BackoffPolicy(first=timedelta(seconds=15), longest=timedelta(minutes=10)),
@@ -143,7 +143,7 @@ class RefusalHistory:
         self, sources: Iterable[CapacitySource], accelerator: str, now: datetime
     ) -> list[CapacityRefusal]:
         """Every refusal that rules one of these sources out for now."""
-        accelerator_type = topology.find(accelerator)
+        accelerator_type = type_lookup.find(accelerator)
         held: dict[str, CapacityRefusal] = {}
         for source in sources:
             unreachable = self.unreachable_from(source.provider)
@@ -163,7 +163,7 @@ class RefusalHistory:
         refusals = self._by_source.get(source)
         if not refusals:
             return None
-        accelerator_type = topology.find(accelerator)
+        accelerator_type = type_lookup.find(accelerator)
         blocked = [
             refusal
             for refusal in refusals.values()
@@ -239,10 +239,10 @@ def new_refusal(
     )
 
 
-def _covers(refusal: CapacityRefusal, accelerator_type: topology.Accelerator) -> bool:
+def _covers(refusal: CapacityRefusal, accelerator_type: type_lookup.Accelerator) -> bool:
     if refusal.accelerator == accelerator_type.name or refusal.kind is RefusalKind.ACCESS:
         return True
-    refused = topology.find(refusal.accelerator)
+    refused = type_lookup.find(refusal.accelerator)
     return (
         refusal.kind is not RefusalKind.REQUEST
         and refused.generation == accelerator_type.generation

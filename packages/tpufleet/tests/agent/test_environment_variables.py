@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpufleet.agent.settings import AgentSettings
-from tpufleet.agent.workload import environment
+from tpufleet.agent.workload import environment_variables
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet.agent_protocol import Assignment
 from tpufleet.model.fleet.slices import SliceId
@@ -54,7 +54,7 @@ ASSIGNMENT = Assignment(
 
 
 def built(base_env=None, platform="", settings=SETTINGS, **changes):
-    return environment.for_workload(
+    return environment_variables.for_workload(
         replace(ASSIGNMENT, **changes),
         replace(settings, platform=platform),
         base_env=base_env or {},
@@ -139,7 +139,7 @@ def test_later_layers_win_and_credentials_are_removed(base, changes, name, value
     ("platform", "path"), [("", "/usr/bin:/venv/bin"), ("cpu", "/venv/bin:/usr/bin")]
 )
 def test_the_agents_python_is_last_on_a_real_host_and_first_on_a_simulated_one(platform, path):
-    env = environment.for_workload(
+    env = environment_variables.for_workload(
         ASSIGNMENT,
         replace(SETTINGS, platform=platform),
         base_env={"PATH": "/usr/bin"},
@@ -169,7 +169,9 @@ def linked(link, target):
 
 
 def resolved(path, **options):
-    return environment.resolve_secrets({"KEY": f"file:{path}"}, "sesame", **options)["KEY"]
+    return environment_variables.resolve_secrets({"KEY": f"file:{path}"}, "sesame", **options)[
+        "KEY"
+    ]
 
 
 @pytest.mark.parametrize("way", HIDING_WAYS.values(), ids=HIDING_WAYS)
