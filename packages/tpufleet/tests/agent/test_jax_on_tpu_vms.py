@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("jax", reason="pip install jax")
 pytest.importorskip("requests", reason="JAX reads metadata with it")
 
-from tests.agent.test_environment import ASSIGNMENT, SETTINGS, built
+from tests.agent.test_environment_variables import ASSIGNMENT, SETTINGS, built
 from tpufleet.agent import metadata, settings
 from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer, instance_values
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.test_environment import ASSIGNMENT, SETTINGS
+from tests.agent.test_environment_variables import ASSIGNMENT, SETTINGS
 from tests.agent.test_running import archive
 from tpufleet.agent import own_wheel, uv_tool
 from tpufleet.agent.workload import python_environment

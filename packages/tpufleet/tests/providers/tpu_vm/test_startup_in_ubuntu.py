@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.agent.control_plane import FakeControlPlane
-from tests.agent.test_environment import ASSIGNMENT
+from tests.agent.test_environment_variables import ASSIGNMENT
 from tests.polling import wait_until
 from tests.providers.tpu_vm.ubuntu_host import UbuntuHost, relocatable_python, ubuntu_root
 from tpufleet.client.fleet import FleetClient
