@@ -94,7 +94,7 @@ def test_the_tab_is_replaced_as_text(sheets):
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(403, Forbidden), (404, NotFound), (400, NotFound), (501, Unreachable)]
+    ("status", "error"), [(403, Forbidden), (404, NotFound), (400, NotFound), (409, Unreachable)]
 )
 def test_errors_of_google_are_translated(sheets, status, error):
     sheets.status = status

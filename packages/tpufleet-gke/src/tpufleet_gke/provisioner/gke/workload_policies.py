@@ -109,20 +109,24 @@ def create_missing(
 ) -> CreatedPolicies:
     """Create the missing policies and wait for them."""
     started = {name: policies.create(name) for name in policies.missing()}
-    operations = {name: operation for name, operation in started.items() if operation is not None}
-    failed: dict[str, str] = {}
+    running = {name: operation for name, operation in started.items() if operation is not None}
+    errors: dict[str, str] = {}
     deadline = time.monotonic() + OPERATIONS_TIMEOUT
-    for name, operation in operations.items():
-        while (error := policies.operation_error(operation)) is None:
-            if time.monotonic() > deadline:
-                raise ProviderUnavailable(
-                    f"policy {name} was not created within {OPERATIONS_TIMEOUT:g} s; run the "
-                    "command again"
-                )
-            sleep(POLL_SECONDS)
-        if error:
-            failed[name] = error
-    return CreatedPolicies(tuple(name for name in operations if name not in failed), failed)
+    while True:
+        for name, operation in list(running.items()):
+            if (error := policies.operation_error(operation)) is not None:
+                errors[name] = error
+                del running[name]
+        if not running:
+            break
+        if time.monotonic() > deadline:
+            raise ProviderUnavailable(
+                f"policies were not created within {OPERATIONS_TIMEOUT:g} s: "
+                f"{', '.join(running)}; run the command again"
+            )
+        sleep(POLL_SECONDS)
+    failed = {name: error for name, error in errors.items() if error}
+    return CreatedPolicies(tuple(name for name in errors if name not in failed), failed)
 
 
 def run(environ: Mapping[str, str], region: str, *, dry_run: bool = False, root: str = "") -> int:

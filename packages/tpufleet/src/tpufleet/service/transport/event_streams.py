@@ -27,8 +27,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # how soon events of another server are noticed without a notification
 NOTIFIED_POLL_SECONDS = 15.0  # while the database announces them
 MIN_POLL_SECONDS = 0.02  # at most one query in this time, however often the hub is notified
-KEEP_ALIVE_SECONDS = 15.0
-RECHECK_SECONDS = 15.0  # how often the token of an open stream is checked
+KEEP_ALIVE_SECONDS = 2.0  # also how often the token of an open stream is checked
 # Each of one job reads the database every second, and each of a log four times. A page has two.
 MAX_STREAMS_PER_USER = 200
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -169,12 +168,12 @@ class EventStream(StreamingResponse):
 async def _while_allowed(
     chunks: AsyncIterator[bytes], check_caller: Callable[[], object]
 ) -> AsyncIterator[bytes]:
-    """The caller is checked from time to time; there is a chunk at least every 15 seconds."""
+    """The caller is checked when there is a chunk, which idle streams have too."""
     clock = asyncio.get_running_loop().time
     checked_at = clock()
     try:
         async for chunk in chunks:
-            if clock() - checked_at >= RECHECK_SECONDS:
+            if clock() - checked_at >= KEEP_ALIVE_SECONDS:
                 await AUTHENTICATION.run(check_caller)
                 checked_at = clock()
             yield chunk
