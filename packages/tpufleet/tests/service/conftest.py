@@ -14,7 +14,7 @@ def service(tmp_path: Path) -> Iterator[ServiceHarness]:
     service = ServiceHarness(FakeStore(), tmp_path)
     service.start()
     yield service
-    service.close()
+    service.close_soon()
 
 
 @pytest.fixture(scope="module")
@@ -23,4 +23,4 @@ def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service
     service = ServiceHarness(FakeStore(), tmp_path_factory.mktemp("state"))
     service.start()
     yield service
-    service.close()
+    service.close_soon()

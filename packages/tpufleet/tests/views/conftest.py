@@ -27,7 +27,7 @@ def world(tmp_path: Path, notifications: NotificationRules) -> Iterator[ServiceH
     world = ServiceHarness(FakeStore(), folder, notifications)
     world.start()
     yield world
-    world.close()
+    world.close_soon()
 
 
 @pytest.fixture
