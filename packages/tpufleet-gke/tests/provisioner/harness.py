@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from math import ceil
 from typing import Any
 
 from tests.provisioner import builders
@@ -18,6 +19,8 @@ from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_testbed.gke.grpc_server import GkeServer, client
 from tpufleet_testbed.gke.node_backends import NodeBackend
 from tpufleet_testbed.gke.node_pools import GkeEmulator
+
+ROUND = timedelta(seconds=2)  # of a provisioner at its defaults
 
 
 class RecordedEvents:
@@ -163,7 +166,7 @@ class ProvisionerHarness:
         self.pod_list = []
         self.jobsets = [builders.jobset(name, Completed=self.clock.now())]
 
-    def reconcile(self, count: int = 1, every: timedelta = timedelta(seconds=2)) -> None:
+    def reconcile(self, count: int = 1, every: timedelta = ROUND) -> None:
         for _ in itertools.repeat(None, count):
             if self.simulated:
                 self.gke.advance()
@@ -173,9 +176,11 @@ class ProvisionerHarness:
             self.clock.advance(every)
 
     def advance(self, by: timedelta) -> None:
+        """With fewer rounds than in reality once a minute has begun: nothing is that quick."""
         end = self.clock.now() + by
+        self.reconcile(min(5, ceil(by / ROUND)))
         while self.clock.now() < end:
-            self.reconcile()
+            self.reconcile(every=5 * ROUND)
 
     def states(self) -> dict[str, str]:
         self.gke.advance()
