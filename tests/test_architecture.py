@@ -26,6 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deep_folders": set(),
     "disk_space": set(),
     "linux": set(),
+    "host_packages": set(),
+    "installed_packages": set(),
     "schema": {"errors"},
     "model": {"errors", "schema", "model.values"},
     "model.values": {"errors", "schema"},
@@ -43,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"model", "errors", "backoff"},
     "agent": {
         "client", "runtime", "model", "clocks", "backoff", "errors", "linux", "deep_folders",
+        "host_packages", "installed_packages",
     },
     "controller": {
         "policy", "model", "clocks", "backoff", "errors", "stores.base", "providers.base",
@@ -62,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "views.python": CLI,
     "views.top": CLI,
     "__main__": {"agent.main", "errors", "views.cli"},
-    "__init__": {"views.python"},
+    "__init__": {"views.python", "host_packages"},
     "tpufleet_activations": ACTIVATIONS | {
         "tpufleet_activations.io", "tpufleet_activations.model",
         "views.cli.entry_points",  # kinds of inputs are plug-ins
@@ -76,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tpufleet_activations.io", "tpufleet_activations.start_times",
     },
     "tpufleet_activations.cli": ACTIVATIONS | {
-        "tpufleet_activations", "client", "model", "views.cli", "views.text",
+        "tpufleet_activations", "client", "installed_packages", "model", "views.cli", "views.text",
     },
     "tpufleet_gke.locations": {"schema", "model", "errors"},
     "tpufleet_gke.environment": {

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tpufleet import host_packages
+
 if TYPE_CHECKING:
     from tpufleet.views.python import (
         Future,
@@ -44,6 +46,8 @@ __all__ = [
     "submit",
     "submit_all",
 ]
+
+host_packages.make_importable()
 
 
 def __getattr__(name: str) -> Any:

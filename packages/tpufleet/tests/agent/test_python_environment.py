@@ -206,7 +206,7 @@ def test_the_wheel_is_not_written_through_links_of_an_earlier_job(tmp_path, plan
         (wheels / name).mkdir()
     plan = planned(work, dependencies=())
     assert plan.steps[-1][-1] == str(wheels / name)
-    assert (wheels / name).read_bytes() == own_wheel.pack()
+    assert (wheels / name).read_bytes() == own_wheel.pack(for_jobs=True)
     assert [path.name for path in outside.iterdir()] == ["kept"]
     assert (outside / "kept").read_text() == "kept"
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import tempfile
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 
 import click
 
+from tpufleet import installed_packages
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.job import job_file
@@ -72,6 +76,8 @@ def deploy(context: click.Context, out: str, run_options: tuple[str, ...], **opt
         if options["as_json"]:
             output.print_json(documents)
         else:
+            click.echo("# Submit it from a folder with this requirements.txt:")
+            click.echo(textwrap.indent(worker_requirements(), "#   "), nl=False)
             click.echo(fleet.to_job_file(documents), nl=False)
         return
     plans.load(open_storage(out))  # raises if there is none
@@ -108,6 +114,18 @@ def worker_jobs(
     )
 
 
+def worker_requirements() -> str:
+    """What workers install, on hosts that have nothing: the versions that are installed here, with
+    JAX for TPUs. A file of the submitted folder, because hosts with our Python need none."""
+    packages = installed_packages.requirements_of("tpufleet-activations")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # only s3:// needs it
+        packages += installed_packages.requirements_of("boto3")
+        packages.append(importlib.metadata.distribution("boto3"))
+    extras = {"jax": "[tpu]"}
+    lines = {f"{each.name}{extras.get(each.name, '')}=={each.version}\n" for each in packages}
+    return "".join(sorted(line for line in lines if not line.startswith("tpufleet")))
+
+
 def _zones(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(zone.strip() for zone in options["zones"].split(",") if zone.strip())
 
@@ -117,7 +135,8 @@ def _launch(out: str, specs: Sequence[JobSpec], options: dict[str, Any]) -> None
     from tpufleet.client.fleet import new_job_id
 
     tag = fleet.fleet_tag(out)
-    with connection.connect(start=True) as client, tempfile.TemporaryDirectory() as empty:
+    with connection.connect(start=True) as client, tempfile.TemporaryDirectory() as folder:
+        Path(folder, "requirements.txt").write_text(worker_requirements())
         if options["create_tpus"]:
             client.put_pool(
                 Pool(
@@ -131,7 +150,7 @@ def _launch(out: str, specs: Sequence[JobSpec], options: dict[str, Any]) -> None
                 )
             )
         live = {row.name for row in client.all_jobs(state="live", tag=tag)}
-        code = snapshots.scan(Path(empty), connection.settings().snapshot_limit)
+        code = snapshots.scan(Path(folder), connection.settings().snapshot_limit)
         snapshots.upload(client, code)
         missing = [
             NewJob(id=new_job_id(), spec=job_file.to_document(spec), snapshot=code.digest)

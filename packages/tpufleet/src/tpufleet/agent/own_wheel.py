@@ -10,11 +10,15 @@ import importlib.metadata
 import importlib.util
 import io
 import os
+import sys
+import sysconfig
 import tempfile
 import zipfile
 from pathlib import Path
 
 import tpufleet
+from tpufleet import host_packages, installed_packages
+from tpufleet.model.values.encoding import to_json
 
 # Distributions, with the import package of each. The testbed does not run on hosts.
 PACKAGES = {
@@ -46,11 +50,11 @@ def build(folder: Path) -> Path:
     return target
 
 
-def pack() -> bytes:
-    """The content of the wheel."""
+def pack(*, for_jobs: bool = False) -> bytes:
+    """The content of the wheel. That for jobs says where its requirements are on this host."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in sorted(_content().items()):
+        for name, data in sorted(_content(for_jobs).items()):
             info = zipfile.ZipInfo(name, TIMESTAMP)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
@@ -58,9 +62,9 @@ def pack() -> bytes:
     return buffer.getvalue()
 
 
-def _content() -> dict[str, bytes]:
+def _content(for_jobs: bool) -> dict[str, bytes]:
     info = f"tpufleet-{tpufleet.__version__}.dist-info"
-    content: dict[str, bytes] = {}
+    content = {f"tpufleet/{host_packages.FILE}": _requirements()} if for_jobs else {}
     entry_points = ""
     for distribution, package in PACKAGES.items():
         found = importlib.util.find_spec(package)
@@ -83,6 +87,17 @@ def _content() -> dict[str, bytes]:
     record = [f"{name},{_digest(data)},{len(data)}" for name, data in sorted(content.items())]
     content[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
     return content
+
+
+def _requirements() -> bytes:
+    packages = installed_packages.requirements_of("tpufleet")
+    return to_json(
+        {
+            "python": sys.version_info[:2],
+            "folders": sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}),
+            "modules": installed_packages.modules(packages),
+        }
+    )
 
 
 def _merged(entry_points: str) -> str:

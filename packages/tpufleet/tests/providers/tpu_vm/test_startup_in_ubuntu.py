@@ -17,9 +17,8 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from tests.agent.control_plane import FakeControlPlane
 from tests.agent.test_environment_variables import ASSIGNMENT
 from tests.polling import wait_until
-from tests.providers.tpu_vm.ubuntu_host import UbuntuHost, relocatable_python, ubuntu_root
+from tests.providers.tpu_vm.ubuntu_host import UbuntuHost, build_bundle
 from tpufleet.client.fleet import FleetClient
-from tpufleet.compose import host_bundle
 from tpufleet.model.fleet.bootstrap import BootstrapStage
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.providers.tpu_vm import startup_script
@@ -30,17 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    ubuntu_root()
-    folder = tmp_path_factory.mktemp("bundle")
-    python = relocatable_python(folder)
-    target = folder / "bucket" / "bundle.tar.gz"
-    try:
-        host_bundle.build(target, python_folder=python)
-    except host_bundle.BadInput as error:
-        if "dns error" in str(error) or "Failed to fetch" in str(error):
-            pytest.skip(f"the package index is not reachable: {error}")
-        raise
-    return target
+    return build_bundle(tmp_path_factory.mktemp("bundle"))
 
 
 @pytest.fixture
@@ -87,14 +76,20 @@ def test_a_host_with_python_3_10_installs_the_bundle_and_its_agent_connects(host
 
 
 PROGRAM = """
-import os, sys, tpufleet.runtime
+import os, subprocess, sys, tpufleet.runtime
 print(sys.version_info[:2], "python" in sys.prefix, os.environ["VIRTUAL_ENV"] == sys.prefix)
 print([name for name in os.environ if "/opt/tpufleet" in os.environ[name]])
+print(tpufleet.run.__name__, subprocess.check_output(["tpu", "--version"], text=True).split()[0])
+try:
+    import google.cloud.storage
+except ImportError:
+    print("only what tpufleet needs")
 """
 
 
 def _run_job(control_plane, host):
-    """In its own environment, made by the bundle's uv, without a trace of the agent's."""
+    """In its own environment, made by the bundle's uv, with nothing of the agent's but tpufleet,
+    which works as everywhere."""
     wheels = host.root / "wheels"  # in place of an index
     wheels.mkdir()
     for wheel in Path(ensurepip.__file__).parent.glob("_bundled/pip*.whl"):
@@ -112,7 +107,8 @@ def _run_job(control_plane, host):
         return "exited with status" in control_plane.log("j1.0").partition("command:")[2]
 
     wait_until(ended, 120, lambda: control_plane.log("j1.0") + host.agent_log())
-    assert "True True\n[]" in control_plane.log("j1.0"), control_plane.log("j1.0")
+    log = control_plane.log("j1.0")
+    assert "True True\n[]\nrun tpu" in log and "only what tpufleet needs" in log, log
     control_plane.assignment = None
 
 

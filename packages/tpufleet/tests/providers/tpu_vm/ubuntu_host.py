@@ -25,6 +25,7 @@ from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpufleet" / "roots"
 MIRROR = "http://archive.ubuntu.com/ubuntu"
 PACKAGES = "ca-certificates,curl,e2fsprogs,passwd,psmisc,python3,util-linux"
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 # In place of systemd: enough of it to run the unit that the startup script writes.
 SYSTEMCTL = r"""#!/bin/bash
 unit="$(ls /etc/systemd/system/tpufleet-*.service | head -n 1)"
@@ -100,6 +101,9 @@ class UbuntuHost:
         (self.root / "usr/local/bin/systemctl").write_text(SYSTEMCTL)
         (self.root / "usr/local/bin/systemctl").chmod(0o755)
         (self.root / "etc/resolv.conf").write_text(Path("/etc/resolv.conf").read_text())
+        authorities = Path(os.environ.get("SSL_CERT_FILE", CERTIFICATES))
+        if authorities.is_file():  # whom this machine trusts may depend on its network
+            shutil.copy(authorities, self.root / CERTIFICATES.lstrip("/"))
         self.power_on()
         self.add_chips(chips)
 
@@ -220,6 +224,21 @@ def relocatable_python(folder: Path) -> Path:
     for library in base.glob("lib/libpython3*.so*"):
         shutil.copy2(library, target / "lib", follow_symlinks=False)
     _run(patchelf, "--set-rpath", "$ORIGIN/../lib", target / "bin" / version)
+    return target
+
+
+def build_bundle(folder: Path) -> Path:
+    """What hosts install, in a folder that serves as bucket."""
+    from tpufleet.compose import host_bundle
+
+    ubuntu_root()
+    target = folder / "bucket" / "bundle.tar.gz"
+    try:
+        host_bundle.build(target, python_folder=relocatable_python(folder))
+    except host_bundle.BadInput as error:
+        if "dns error" in str(error) or "Failed to fetch" in str(error):
+            pytest.skip(f"the package index is not reachable: {error}")
+        raise
     return target
 
 

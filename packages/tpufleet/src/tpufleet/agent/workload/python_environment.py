@@ -1,5 +1,6 @@
 """The Python environment of a job, made with uv for each attempt from a cache on the host. Of the
-agent's own environment it holds only the tpufleet package, for `tpufleet.runtime`."""
+agent's own environment it holds only the tpufleet package; what that imports is found by
+`host_packages`."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def _own_wheel(work_dir: Path, shared: Path) -> Path:
     """Earlier jobs on this host could change the shared folder, so nothing there is trusted. Every
     attempt gets it under one name, by which the cache knows it."""
     name = shared.relative_to(work_dir) / "wheels" / own_wheel.wheel_name()
-    untrusted_files.write_below(work_dir, name, own_wheel.pack())
+    untrusted_files.write_below(work_dir, name, own_wheel.pack(for_jobs=True))
     return work_dir / name
 
 
