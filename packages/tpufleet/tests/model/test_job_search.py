@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contract import store_builders as a
+from tests.contract.search_matching import matches
 from tpufleet.errors import BadInput
 from tpufleet.model.job.job_search import (
     FieldTerm,
@@ -19,7 +20,6 @@ from tpufleet.model.job.job_search import (
     SearchField,
     SubmittedTerm,
     TextTerm,
-    matches,
     matches_wildcard,
     parse_search,
 )
