@@ -211,17 +211,16 @@ def _moment(text: str, written: str, now: datetime, zone: tzinfo) -> datetime:
     if text in ("today", "yesterday"):
         days = timedelta(days=text == "yesterday")
         return (local - days).replace(hour=0, minute=0, second=0, microsecond=0)
-    moment: datetime | None = None
     try:
         span = durations.parse(text)
-        moment = now - span if span is not None else None
+        if span is None:
+            raise BadInput("write a duration such as 7d")
+        moment = now - span
     except BadInput as error:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
             raise BadInput(f"{written!r}: {error}; or a date such as 2026-01-31") from error
-    if moment is None:
-        raise BadInput(f"{written!r}: write a duration such as 7d, or a date such as 2026-01-31")
     moment = moment if moment.tzinfo else moment.replace(tzinfo=zone)
     return min(max(moment, FIRST_DATE), LAST_DATE)
 

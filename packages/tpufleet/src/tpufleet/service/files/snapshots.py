@@ -29,7 +29,7 @@ from tpufleet.model.job.snapshots import (
     LINK,
     REGULAR,
     SnapshotEntry,
-    is_digest,
+    require_digest,
     require_path,
     require_unpackable,
     snapshot_digest,
@@ -106,8 +106,7 @@ class SnapshotFiles:
         self._repacks = RepackQueue()
 
     def path(self, digest: str) -> Path:
-        if not is_digest(digest):
-            raise BadInput(f"invalid digest {digest[:80]!r}: expected 64 hexadecimal digits")
+        require_digest(digest)
         return self._folder / f"{digest}.tar.gz"
 
     def has(self, digest: str) -> bool:
