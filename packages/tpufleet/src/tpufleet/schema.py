@@ -85,15 +85,27 @@ def custom(
 
 
 def text(
-    label: str, pattern: str, *, example: str, repair: Callable[[str], str] = str, rule: str = ""
+    label: str,
+    pattern: str,
+    *,
+    example: str,
+    repair: Callable[[str], str] = str,
+    rule: str = "",
+    reserved: str = "",
+    numbers: bool = False,
 ) -> msgspec.Meta:
     """Text that matches from its start to its end. `repair` returns the nearest valid text; `rule`
-    is the pattern in words."""
-    compiled = re.compile(pattern)
+    is the pattern in words; `reserved` matches what nobody may use. `numbers`: also as YAML reads
+    them."""
+    compiled, kept = re.compile(pattern), re.compile(reserved or r"(?!)")
     expected = f"{_article(label)} ({rule})" if rule else _article(label)
 
     def parse(value: Any) -> str:
+        if numbers and type(value) in (int, float):
+            value = str(value)
         if isinstance(value, str) and compiled.fullmatch(value):
+            if kept.fullmatch(value):
+                raise BadInput(f"reserved by tpufleet or the system; use another {label}")
             return value
         nearest = repair(value) if isinstance(value, str) else example
         if not compiled.fullmatch(nearest):
@@ -101,7 +113,8 @@ def text(
         raise BadInput(f"{quote(value)} is not {expected}; for example {nearest}")
 
     written = re.sub(r"\(\?P<\w+>", "(?:", pattern)  # JavaScript has no such groups
-    return custom(label, parse, {"type": "string", "pattern": f"^(?:{written})$"})
+    kind = ["string", "number"] if numbers else "string"
+    return custom(label, parse, {"type": kind, "pattern": f"^(?:{written})$"})
 
 
 def parse_text(value: Any) -> str:
@@ -142,10 +155,15 @@ def parse_fields(
     return node.values(run, path, document), run.problems
 
 
+def check(meta: msgspec.Meta, value: Any) -> Any:
+    """A value of `text` or `custom` that is no field of a document. Raises BadInput."""
+    return (meta.extra or {})["custom"].parse(value)
+
+
 def error_of(meta: msgspec.Meta, value: Any) -> str | None:
-    """What is wrong with a value of `text` or `custom`; None when it is valid."""
+    """What is wrong with it; None when it is valid."""
     try:
-        (meta.extra or {})["custom"].parse(value)
+        check(meta, value)
     except BadInput as error:
         return str(error)
     return None

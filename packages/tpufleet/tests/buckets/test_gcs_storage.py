@@ -24,8 +24,8 @@ from tpufleet.model.job.attempts import AttemptId
 from tpufleet.runtime import checkpoints, gcs
 from tpufleet.runtime.checkpoints.buckets import BucketCheckpoints
 from tpufleet.runtime.context import Context
-from tpufleet.service.files.bucket_files import ArchivedLogs, ArchivedSnapshots
-from tpufleet.service.files.snapshots import Upload
+from tpufleet.service.files.bucket_files import ArchivedLogs
+from tpufleet.service.files.snapshots import SnapshotFiles, Upload
 
 
 def gang(bucket, tmp_path, count=1, attempt=0):
@@ -188,10 +188,10 @@ def test_snapshots_survive_the_loss_of_the_servers_disk(bucket, tmp_path):
     async def chunks() -> AsyncIterator[bytes]:
         yield packed.getvalue()
 
-    first = ArchivedSnapshots(tmp_path / "one", 2**20, bucket)
+    first = SnapshotFiles(tmp_path / "one", 2**20, bucket)
     assert not first.has(scanned.digest)
     asyncio.run(first.put(scanned.digest, Upload(chunks=chunks(), user="mel")))
-    second = ArchivedSnapshots(tmp_path / "two", 2**20, bucket)
+    second = SnapshotFiles(tmp_path / "two", 2**20, bucket)
     assert second.has(scanned.digest)
     assert second.require(scanned.digest).read_bytes() == packed.getvalue()
     with pytest.raises(NotFound, match="upload it first"):

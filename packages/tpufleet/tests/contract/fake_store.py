@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from tests.contract.search_matching import matches as matches_search
 from tpufleet.errors import Unreachable
 from tpufleet.model.events import Event
 from tpufleet.model.fleet.host_commands import HostCommandResult, SentHostCommand
@@ -20,7 +21,6 @@ from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.inbox import InboxMessage
 from tpufleet.model.job.attempts import Attempt, AttemptId
 from tpufleet.model.job.job_edits import JobEdit, apply_edit, merge_edits
-from tpufleet.model.job.job_search import matches as matches_search
 from tpufleet.model.job.jobs import Job, JobId, JobState
 from tpufleet.model.job.metric_points import MetricPoint, searchable_values
 from tpufleet.model.people.audit import AuditEntry

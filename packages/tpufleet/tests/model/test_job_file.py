@@ -149,11 +149,11 @@ def test_the_default_name_comes_from_the_program(command, name):
         ("providers", "tpuvm", "providers: unknown provider 'tpuvm'; did you mean tpu-vm?"),
         ("pool", "Lab", f"pool: 'Lab' {NAME_RULE}; for example lab"),
         ("env", ["A=1"], "env: must be a mapping, not a list; write {WANDB_MODE: offline}"),
-        ("env", {"A-B": 1}, "env.A-B: not the name of a variable; "
-         "use letters, digits and _"),
+        ("env", {"A-B": 1}, "env.A-B: 'A-B' is not a variable (letters, digits and _); "
+         "for example LR"),
         ("env", {"DEBUG": True}, "env.DEBUG: must be text, not true; put it in quotes"),
-        ("env", {"TPU_WORKER_ID": 0}, "env.TPU_WORKER_ID: reserved: tpufleet sets this variable; "
-         "remove it"),
+        ("env", {"TPU_WORKER_ID": 0}, "env.TPU_WORKER_ID: reserved by tpufleet or the system; "
+         "use another variable"),
         ("secrets", {"KEY": "sk-123 456"}, "secrets.KEY: not a secret; write a "
          "name from `tpu secret set`, or file:/path/on/host"),
         ("workdir", [], "workdir: must be text, not a list; put it in quotes"),
@@ -162,10 +162,9 @@ def test_the_default_name_comes_from_the_program(command, name):
         ("timeout", "90min", "timeout: '90min' is not a duration; write 90m"),
         ("timeout", "soon", "timeout: 'soon' is not a duration; "
          "write 90s, 15m, 2h, 1d, 1h30m or a number of seconds"),
-        ("timeout", -1, "timeout: must be a finite duration of zero or more; "
-         "write none for no limit"),
-        ("timeout", 0, "timeout: shorter than 1s; write more"),
-        ("timeout", "99999d", "timeout: longer than ten years; write none for no limit"),
+        ("timeout", -1, "timeout: must be from zero to ten years; write none for no limit"),
+        ("timeout", 0, "timeout: must be from 1s to 3650d, not 0s"),
+        ("timeout", "99999d", "timeout: must be from zero to ten years; write none for no limit"),
         ("priority", "high", "priority: must be an integer from -1000000 to 1000000, "
          "not 'high'; for example 10"),
         ("rule", "resum", "rule: unknown value 'resum'; did you mean resume?"),
@@ -177,8 +176,8 @@ def test_the_default_name_comes_from_the_program(command, name):
         ("crash_loop", 0,
          "crash_loop: must be an integer from 1 to 1000000, not 0; for example 5"),
         ("grace", "none", "grace: cannot be none; leave it out for the default"),
-        ("grace", "100d", "grace: longer than 1h; write less"),
-        ("hung_after", float("nan"), "hung_after: must be a finite duration of zero or more; "
+        ("grace", "100d", "grace: must be from 0s to 1h, not 100d"),
+        ("hung_after", float("nan"), "hung_after: must be from zero to ten years; "
          "write none for no limit"),
         ("tags", [f"t{n}" for n in range(101)], "tags: 101 items; at most 100"),
         ("tags", ["a b"], "tags[0]: 'a b' is not a tag (letters, digits and _.=:/-, "

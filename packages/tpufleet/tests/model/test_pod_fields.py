@@ -43,7 +43,7 @@ def test_a_job_file_describes_its_pods_and_is_written_as_it_was_read():
         ({"image": "Not An Image"}, "pod.image: "),
         ({"service_account": "A_B"}, "pod.service_account: "),
         ({"volumes": ["/data"]}, "pod.volumes: must be a mapping"),
-        ({"volumes": {"data": "x"}}, "pod.volumes.data: not an absolute path"),
+        ({"volumes": {"data": "x"}}, "pod.volumes.data: 'data' is not an absolute path"),
         ({"volumes": {"/a/../etc": "x"}}, "not an absolute path"),
         ({"volumes": {"/etc/x": "x"}}, "reserved"),
         ({"volumes": {"/data": "s3://bucket"}}, "is not a PersistentVolumeClaim"),

@@ -34,7 +34,7 @@ def test_the_setting_is_read(document, rules):
         ({"metrics": {}}, "write one of logs, code, checkpoints, events"),
         ({"logs": 5}, "must be a mapping"),
         ({"logs": {"age": "5x"}}, r"retention.logs.age: "),
-        ({"logs": {"age": "0s"}}, "shorter than 1h"),
+        ({"logs": {"age": "0s"}}, "must be from 1h"),
         ({"events": {"size": "1G"}}, "not supported"),
         ({"logs": {"size": "much"}}, "not a size in bytes"),
     ],

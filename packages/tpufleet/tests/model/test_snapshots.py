@@ -12,7 +12,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.job.snapshots import (
     MAX_DEPTH,
     SnapshotEntry,
-    is_digest,
+    require_digest,
     require_unpackable,
     snapshot_digest,
 )
@@ -36,7 +36,7 @@ def test_the_order_of_entries_does_not_matter(listed, random):
     shuffled = list(listed)
     random.shuffle(shuffled)
     assert snapshot_digest(shuffled) == snapshot_digest(listed)
-    assert is_digest(snapshot_digest(listed))
+    require_digest(snapshot_digest(listed))
 
 
 @given(entries, entries)
@@ -60,8 +60,11 @@ def test_only_the_executable_bit_of_a_mode_matters():
 
 
 def test_a_digest_is_sixty_four_lower_case_hex_digits():
-    assert is_digest("0" * 64)
-    assert not any(map(is_digest, ["", "0" * 63, "A" * 64, "../" + "0" * 61, "0" * 64 + "\n"]))
+    require_digest("0" * 64)
+    wrong = ["", "0" * 63, "A" * 64, "../" + "0" * 61, "0" * 64 + "\n"]
+    for text in wrong:
+        with pytest.raises(BadInput):
+            require_digest(text)
 
 
 def test_a_path_has_a_limited_number_of_folders():

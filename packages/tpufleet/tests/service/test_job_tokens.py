@@ -118,7 +118,7 @@ def test_the_token_ends_with_its_attempt_also_if_the_job_goes_on(running):
 def test_the_token_ends_with_its_owner(running):
     token = assigned_token(running)
     running.store.delete_user("mel")
-    with pytest.raises(Unauthorized, match="the owner of job job-1 was deleted"):
+    with pytest.raises(Unauthorized, match="its user was deleted"):
         client(running, token).job("job-1")
 
 

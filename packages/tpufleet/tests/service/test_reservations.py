@@ -123,7 +123,7 @@ def test_admins_reserve_without_these_limits(service):
 def test_a_reservation_larger_than_its_pool_has_become_cannot_be_extended(service, lab):
     reserve(service, "r1", slices=2)
     put_pool(service, largest=1)
-    with pytest.raises(Conflict, match="has 1 slices now"):
+    with pytest.raises(Conflict, match="has 1 of 1 slices left"):
         service.client("mel").extend_reservation("r1", HOUR)
 
 

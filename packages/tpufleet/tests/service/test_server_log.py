@@ -138,10 +138,10 @@ LOG = """
 import logging
 from datetime import UTC, datetime
 from tpufleet.compose import server_log
-from tpufleet.service.operations import redaction
+from tpufleet.service.operations import log_redaction
 
 recent = server_log.set_up("text")
-redaction.remember("mel", "wandb", "wandb-4711-key")
+log_redaction.remember("mel", "wandb", "wandb-4711-key")
 for number in range(5):
     logging.getLogger(server_log.UVICORN_LOGGER).warning("invalid request")
     logging.getLogger("tpufleet").warning("failed with %s: %s", number, "wandb-4711-key")

@@ -19,9 +19,10 @@ from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import JobId
 from tpufleet.model.people.users import Role, User
 from tpufleet.service.files import secrets as secrets_module
-from tpufleet.service.files.bucket_files import ArchivedLogs, ArchivedResults
+from tpufleet.service.files.bucket_files import ArchivedLogs
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogGap
+from tpufleet.service.files.results import ResultFiles
 from tpufleet.service.files.secrets import JobSecrets, derived_key
 from tpufleet.service.files.shared_logs import IDLE_AFTER, MIN_AGE, SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
@@ -239,7 +240,7 @@ def test_purging_deletes_both_parts_of_a_log(store, archive, clock, tmp_path):
 
 
 def test_the_first_result_is_kept_and_every_server_has_it(archive, tmp_path):
-    first, second = (ArchivedResults(tmp_path / name, archive) for name in ("one", "two"))
+    first, second = (ResultFiles(tmp_path / name, archive) for name in ("one", "two"))
     assert first.put(JobId("job"), b"result")
     assert not second.put(JobId("job"), b"other")
     assert second.require(JobId("job")).read_bytes() == b"result"

@@ -102,10 +102,10 @@ def test_a_pool_token_reaches_only_jobs_in_its_pool(service, pool):
     spec = {"name": "x", "command": ["true"], "accelerator": "v5litepod-16"}
     client.submit([NewJob(id=JobId("new-in"), spec={**spec, "pool": "lab"})])
     for number, other in enumerate(({}, {"pool": "prod"})):
-        with pytest.raises(Forbidden, match="pass --pool lab"):
+        with pytest.raises(Forbidden, match="limited to jobs in pool lab"):
             client.submit([NewJob(id=JobId(f"new-{number}"), spec={**spec, **other})])
     service.end_job("job-in")
-    with pytest.raises(Forbidden, match="pass --pool lab"):
+    with pytest.raises(Forbidden, match="limited to jobs in pool lab"):
         client.rerun("job-in", changes={"pool": "prod"})
 
 

@@ -70,7 +70,7 @@ def deliveries(tpu):
     ("args", "message"),
     [
         (["add", "x"], "pass one of --webhook, --slack, --email"),
-        (["add", "X!", "--slack", "https://example.org/"], "channel 'X!'"),
+        (["add", "X!", "--slack", "https://example.org/"], "'X!' is not a channel"),
         (["add", "x", "--slack", "https://10.0.0.1/"], "not on the public internet (10.0.0.1)"),
         (["add", "x", "--slack", "https://169.254.169.254/"], "not on the public internet"),
         (["add", "x", "--email", "mel@example.org"], "this server has no mail server"),

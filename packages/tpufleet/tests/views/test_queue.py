@@ -107,7 +107,7 @@ def test_a_running_job_cannot_be_held(world, tpu: Tpu, pool):
     world.change_job("a", state=JobState.RUNNING)
     refused = tpu("queue", "hold", "a")
     assert refused.exit_code != 0
-    assert "job a is running: it does not wait in a queue" in refused.stderr
+    assert "job a is running: it does not wait in this queue" in refused.stderr
     assert tpu.json("show", "a")["job"]["held_by"] is None
 
 

@@ -120,7 +120,7 @@ def test_the_inventory_has_slices_room_and_notes(world: ServiceHarness, tpu: Tpu
     assert csv[0].startswith("id,alias,") and "s-1,small,v5litepod-16" in csv[1]
     assert "'=cmd|demo" in csv[1]  # not a formula
     tpu.ok("inventory", "set", "s-2", "--alias", "other")
-    assert "is that of s-1" in tpu("inventory", "set", "s-2", "--alias", "small").stderr
+    assert "is the name of s-1" in tpu("inventory", "set", "s-2", "--alias", "small").stderr
     assert "no slice, pool or alias" in tpu("inventory", "set", "s-9", "--note", "x").stderr
     ids = lambda *args: [row["id"] for row in tpu.json("inventory", *args)["rows"]]
     assert ids("v4", "free") == ["s-2"] and ids("v5e", "free") == ["lab"]

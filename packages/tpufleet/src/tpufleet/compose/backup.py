@@ -325,11 +325,11 @@ def _verified_manifest(source: Path) -> dict[str, Any]:
                     manifest = json.loads(content.read())
                 else:
                     found[member.name] = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]  # a BufferedReader
+        if manifest.get("format") != FORMAT:
+            known = f"format {manifest.get('format')}" if manifest else "no manifest"
+            raise ValueError(known)
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise BadInput(f"{source} is not a complete backup: {error}") from error
-    if manifest.get("format") != FORMAT:
-        known = f"format {manifest.get('format')}" if manifest else "no manifest"
-        raise BadInput(f"{source} is not a complete backup: {known}")
     expected = manifest["sha256"]
     wrong = [name for name in expected | found if found.get(name) != expected.get(name)]
     if wrong:

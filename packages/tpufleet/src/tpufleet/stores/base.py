@@ -31,46 +31,20 @@ from tpufleet.model.people.users import Token, User
 from tpufleet.model.values.encoding import from_json
 from tpufleet.stores import invariants
 from tpufleet.stores.records import (
-    DOCUMENT_KINDS as DOCUMENT_KINDS,
-)
-from tpufleet.stores.records import (
-    ChangeSet as ChangeSet,
-)
-from tpufleet.stores.records import (
-    EventQuery as EventQuery,
-)
-from tpufleet.stores.records import (
-    FileKind as FileKind,
-)
-from tpufleet.stores.records import (
-    JobQuery as JobQuery,
-)
-from tpufleet.stores.records import (
-    Lease as Lease,
-)
-from tpufleet.stores.records import (
-    LiveState as LiveState,
-)
-from tpufleet.stores.records import (
-    StoreChange as StoreChange,
-)
-from tpufleet.stores.records import (
-    StoredObject as StoredObject,
-)
-from tpufleet.stores.records import (
-    Subscription as Subscription,
-)
-from tpufleet.stores.records import (
-    Usage as Usage,
-)
-from tpufleet.stores.records import (
-    checkpoint_reference as checkpoint_reference,
-)
-from tpufleet.stores.records import (
-    code_reference as code_reference,
-)
-from tpufleet.stores.records import (
-    location_reference as location_reference,
+    DOCUMENT_KINDS,
+    ChangeSet,
+    EventQuery,
+    FileKind,
+    JobQuery,
+    Lease,
+    LiveState,
+    StoreChange,
+    StoredObject,
+    Subscription,
+    Usage,
+    checkpoint_reference,
+    code_reference,
+    location_reference,
 )
 from tpufleet.stores.sql import (
     job_references,
@@ -83,6 +57,11 @@ from tpufleet.stores.sql import (
 )
 from tpufleet.stores.sql.database import Database, DatabaseSession, Row
 
+__all__ = [
+    "DOCUMENT_KINDS", "ChangeSet", "EventQuery", "FileKind", "JobQuery", "Lease", "LiveState",
+    "Store", "StoreChange", "StoredObject", "Subscription", "Usage", "checkpoint_reference",
+    "code_reference", "location_reference",
+]  # fmt: skip
 T = TypeVar("T")
 
 _EVENTS_PER_DELETE = 10_000

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from tpufleet import schema
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import type_lookup
 
@@ -41,19 +42,18 @@ def parse_member(name: str) -> FleetMember | None:
     return FleetMember(zone=match["zone"], worker=int(match["worker"])) if match else None
 
 
+_zone = schema.text("zone", ZONE.pattern, example="us-central1-a")
+_node = schema.text(
+    "name of a TPU VM", NODE_ID.pattern, example="tpu-1", rule="a-z, 0-9 and -, at most 63"
+)
+
+
 def check_zone(zone: str) -> str:
-    if not ZONE.fullmatch(zone):
-        raise BadInput(f"{zone!r} is not a zone; for example us-central1-a")
-    return zone
+    return str(schema.check(_zone, zone))
 
 
 def check_name(name: str) -> str:
-    if not NODE_ID.fullmatch(name):
-        raise BadInput(
-            f"{name!r} is not a valid name of a TPU VM: use lower-case letters, digits and dashes, "
-            "starting with a letter, at most 63 characters"
-        )
-    return name
+    return str(schema.check(_node, name))
 
 
 class NamedProperties(msgspec.Struct, frozen=True):

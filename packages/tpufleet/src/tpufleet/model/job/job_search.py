@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import operator
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 
@@ -60,7 +59,7 @@ class MetricTerm(msgspec.Struct, frozen=True):
     """The last value that the job reported."""
 
     name: str
-    operator: str  # a key of OPERATORS
+    operator: str  # <= >= != < > =
     value: float
     negated: bool = False
 
@@ -99,11 +98,6 @@ class JobSearch(msgspec.Struct, frozen=True):
         return replace(self, terms=terms)
 
 
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "<=": operator.le, ">=": operator.ge, "!=": operator.ne,
-    "<": operator.lt, ">": operator.gt, "=": operator.eq,
-}  # fmt: skip
-OPERATORS = tuple(_COMPARE)
 KEYS = (*(field.value for field in SearchField), "since", "until", "is")
 _SYNONYMS = {
     "user": "owner",
@@ -217,17 +211,16 @@ def _moment(text: str, written: str, now: datetime, zone: tzinfo) -> datetime:
     if text in ("today", "yesterday"):
         days = timedelta(days=text == "yesterday")
         return (local - days).replace(hour=0, minute=0, second=0, microsecond=0)
-    moment: datetime | None = None
     try:
         span = durations.parse(text)
-        moment = now - span if span is not None else None
+        if span is None:
+            raise BadInput("write a duration such as 7d")
+        moment = now - span
     except BadInput as error:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
             raise BadInput(f"{written!r}: {error}; or a date such as 2026-01-31") from error
-    if moment is None:
-        raise BadInput(f"{written!r}: write a duration such as 7d, or a date such as 2026-01-31")
     moment = moment if moment.tzinfo else moment.replace(tzinfo=zone)
     return min(max(moment, FIRST_DATE), LAST_DATE)
 
@@ -257,47 +250,3 @@ def search_tags(job: Job) -> str:
 def matches_wildcard(pattern: str, text: str) -> bool:
     """`*` stands for any text, `?` for one character. fnmatch does not backtrack over stars."""
     return fnmatch.fnmatchcase(text.lower(), pattern.lower().replace("[", "[[]"))
-
-
-def matches(job: Job, search: JobSearch, metrics: Mapping[str, float]) -> bool:
-    return all(_matches(job, term, metrics) is not term.negated for term in search.terms)
-
-
-def _matches(job: Job, term: SearchTerm, metrics: Mapping[str, float]) -> bool:
-    match term:
-        case TextTerm():
-            return term.text in search_words(job)
-        case SubmittedTerm():
-            return (job.submitted_at < term.moment) is term.before
-        case MetricTerm():
-            return term.name in metrics and compare(metrics[term.name], term)
-        case FieldTerm():
-            known = _field_values(job, term.field)
-            return any(
-                matches_wildcard(value, each)
-                if has_wildcard(value)
-                else value == each
-                if value in term.case_sensitive
-                else value.lower() == each.lower()
-                for value in term.values
-                for each in known
-            )
-
-
-def compare(value: float, term: MetricTerm) -> bool:
-    return _COMPARE[term.operator](value, term.value)
-
-
-def _field_values(job: Job, field: SearchField) -> tuple[str, ...]:
-    if field is SearchField.TAG:
-        return job.spec.tags
-    values: dict[SearchField, str | None] = {
-        SearchField.OWNER: job.owner,
-        SearchField.STATE: job.state.value,
-        SearchField.NAME: job.spec.name,
-        SearchField.POOL: job.spec.pool,
-        SearchField.TYPE: job.spec.accelerator,
-        SearchField.ID: job.id,
-        SearchField.PARENT: job.parent,
-    }
-    return (values[field] or "",)

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
-from tpufleet.schema import about, quote
+from tpufleet.schema import about
 
 OBJECT_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _LABEL_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
@@ -22,46 +21,25 @@ TOLERATION = re.compile(
 BUCKET = re.compile(
     r"gs://(?P<bucket>[a-z0-9][a-z0-9._-]{1,220})(?:/(?P<folder>[A-Za-z0-9._/-]*))?"
 )
-_QUANTITY = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?(?:m|[kMGTP]|[KMGTP]i)?")
-_MOUNT_PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9._-]{0,254})+")
+_QUANTITY = r"[0-9]{1,12}(?:\.[0-9]{1,9})?(?:m|[kMGTP]|[KMGTP]i)?"
+_MOUNT_PATH = r"(?:/[A-Za-z0-9_-][A-Za-z0-9._-]{0,254})+"
 # Mounted by tpufleet, or needed by programs of the image.
-_RESERVED_PATHS = ("/work", "/tmp", "/run", "/etc", "/proc", "/sys", "/dev", "/opt/tpufleet")
+_RESERVED_PATHS = r"/(?:work|tmp|run|etc|proc|sys|dev|opt/tpufleet)(?:/.*)?"
 # Set by tpufleet, JobSet, Kueue and Kubernetes.
-_RESERVED_LABELS = re.compile(r"app|job-id|(?:.*[.-])?(?:tpufleet\.dev|kubernetes\.io|k8s\.io)/.*")
+_RESERVED_LABELS = r"app|job-id|(?:.*[.-])?(?:tpufleet\.dev|kubernetes\.io|k8s\.io)/.*"
 
 
-def _parse_quantity(value: Any) -> str:
-    text = str(value) if isinstance(value, str | int | float) else ""
-    if isinstance(value, bool) or not _QUANTITY.fullmatch(text):
-        raise BadInput(f"{quote(value)} is not an amount; for example 8, 500m or 64Gi")
-    return text
-
-
-def _parse_label_value(value: Any) -> str:
-    text = str(value) if type(value) is int else value
-    if not isinstance(text, str) or not LABEL_VALUE.fullmatch(text):
-        raise BadInput(f"{quote(value)} is not the value of a Kubernetes label")
-    return text
-
-
-def _parse_label_key(value: Any) -> str:
-    if not isinstance(value, str) or not LABEL_KEY.fullmatch(value):
-        raise BadInput("not a Kubernetes label: letters, digits, `-`, `_` and `.`, at most 63")
-    if _RESERVED_LABELS.fullmatch(value):
-        raise BadInput("reserved: set by tpufleet or Kubernetes; use another key")
-    return value
-
-
-def _parse_mount_path(value: Any) -> str:
-    if not isinstance(value, str) or not _MOUNT_PATH.fullmatch(value):
-        raise BadInput("not an absolute path without `..`, such as /data")
-    if any(value == each or value.startswith(f"{each}/") for each in _RESERVED_PATHS):
-        raise BadInput(f"reserved; mount elsewhere than in {', '.join(_RESERVED_PATHS)}")
-    return value
-
-
-Quantity = Annotated[
-    str, schema.custom("quantity", _parse_quantity, {"type": ["string", "number"]})
+Quantity = Annotated[str, schema.text("amount", _QUANTITY, example="8, 500m or 64Gi", numbers=True)]
+_LabelKey = Annotated[
+    str,
+    schema.text("Kubernetes label", LABEL_KEY.pattern, example="team", reserved=_RESERVED_LABELS),
+]
+_LabelValue = Annotated[
+    str, schema.text("label value", LABEL_VALUE.pattern, example="vision", numbers=True)
+]
+_MountPath = Annotated[
+    str,
+    schema.text("absolute path", _MOUNT_PATH, example="/data", reserved=_RESERVED_PATHS),
 ]
 ObjectName = Annotated[
     str, schema.text("name of a Kubernetes object", OBJECT_NAME.pattern, example="trainer")
@@ -83,7 +61,6 @@ Taint = Annotated[
         rule="key=value:NoSchedule, key:NoSchedule or key",
     ),
 ]
-_LABELS = {"type": ["string", "integer"]}
 
 
 class PodSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,16 +79,10 @@ class PodSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory: Annotated[Quantity | None, about("Memory of one host.")] = None
     service_account: Annotated[ObjectName | None, about("Kubernetes service account.")] = None
     volumes: Annotated[
-        dict[Annotated[str, schema.custom("path", _parse_mount_path)], VolumeSource],
+        dict[_MountPath, VolumeSource],
         about("Claims and buckets, by the path at which they are mounted."),
     ] = {}
-    labels: Annotated[
-        dict[
-            Annotated[str, schema.custom("label", _parse_label_key)],
-            Annotated[str, schema.custom("value", _parse_label_value, _LABELS)],
-        ],
-        about("Labels of the pods."),
-    ] = {}
+    labels: Annotated[dict[_LabelKey, _LabelValue], about("Labels of the pods.")] = {}
     tolerations: Annotated[tuple[Taint, ...], about("Taints that the pods tolerate.")] = ()
 
 

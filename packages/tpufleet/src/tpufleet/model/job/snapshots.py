@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from tpufleet import schema
 from tpufleet.errors import BadInput
 
 EXECUTABLE = 0o755
@@ -22,7 +22,7 @@ MAX_LINKS = 40
 # Parts of paths that are looked at for all links of a snapshot: some seconds.
 MAX_LINK_STEPS = 1_000_000
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST = schema.text("digest", r"[0-9a-f]{64}", example="e3b0c442…", rule="64 hexadecimal digits")
 
 
 class SnapshotEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +43,11 @@ def snapshot_digest(entries: Iterable[SnapshotEntry]) -> str:
     )
     # JSON delimits fields whatever a path contains; undecodable bytes survive as escapes.
     return hashlib.sha256(json.dumps(listing, ensure_ascii=True).encode()).hexdigest()
+
+
+def require_digest(text: str) -> None:
+    """Raises BadInput unless this is a digest, which can become part of a path."""
+    schema.check(_DIGEST, text)
 
 
 def require_path(path: str) -> str:
@@ -120,11 +125,6 @@ def _leads_outside(path: str, links: Mapping[str, str]) -> tuple[bool, int]:
 
 def _bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogateescape"))
-
-
-def is_digest(text: str) -> bool:
-    """Whether this is a valid digest. Anything else must never become part of a path."""
-    return _DIGEST.fullmatch(text) is not None
 
 
 def _kind(entry: SnapshotEntry) -> str:

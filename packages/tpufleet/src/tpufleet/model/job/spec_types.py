@@ -12,14 +12,14 @@ from tpufleet.model.people.notifications import JOB_RULE, job_rule_error
 from tpufleet.schema import quote, suggest
 
 SHELL = ("bash", "-euo", "pipefail", "-c")  # runs a command that is given as text
-_ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
-_RESERVED_ENV = re.compile(
+_RESERVED_ENV = (
     "TPUFLEET_.*|TPU_WORKER_(ID|HOSTNAMES)|JAX_COORDINATOR_ADDRESS"
     "|MEGASCALE_(COORDINATOR_ADDRESS|NUM_SLICES|SLICE_ID)"
 )
 _SECRET = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}|file:/[^\0\n]+"
 _PYTHON = re.compile(r"3\.(?:[89]|[1-9][0-9])(?:\.[0-9]{1,3})?")
 _LOCATION = r"/|[a-z][a-z0-9+]*://[^/]"
+_NO_COMMAND = "empty; write the command to run, such as [python, train.py]"
 _MAX_PATTERN = 500
 # In a pattern: `re` takes 35 ms to compile each, and a job may have thousands of them.
 _WIDE_RANGE = re.compile(r"-(?:[^\0-\x7f]|\\[uUN])")
@@ -37,7 +37,7 @@ class UsedSlice(StrEnum):
 def _parse_argv(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         if not value.strip():
-            raise BadInput("empty; write the command to run")
+            raise BadInput(_NO_COMMAND)
         return (*SHELL, schema.parse_text(value))
     if not isinstance(value, list | tuple):
         raise BadInput(f"must be a list or text, not {quote(value)}")
@@ -50,7 +50,7 @@ def _parse_argv(value: Any) -> tuple[str, ...]:
     if errors:
         raise InvalidSettings(errors)
     if not arguments or arguments[0] == "":
-        raise BadInput("empty; write the command to run, such as [python, train.py]")
+        raise BadInput(_NO_COMMAND)
     return tuple(arguments)
 
 
@@ -71,14 +71,6 @@ def _parse_location(value: Any) -> str:
             "for example gs://bucket/folder or /mnt/checkpoints"
         )
     return text
-
-
-def _parse_env_name(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(_ENV_NAME, value):
-        raise BadInput("not the name of a variable; use letters, digits and _")
-    if _RESERVED_ENV.fullmatch(value):
-        raise BadInput("reserved: tpufleet sets this variable; remove it")
-    return value
 
 
 def _parse_secret(value: Any) -> str:
@@ -124,11 +116,10 @@ def _parse_reuse(value: Any) -> tuple[UsedSlice, ...]:
 
 
 def _parse_channel(value: Any) -> str:
-    if not isinstance(value, str):
-        raise BadInput(f"must be text, not {quote(value)}")
-    if error := job_rule_error(value):
+    text = schema.parse_text(value)
+    if error := job_rule_error(text):
         raise BadInput(error)
-    return value
+    return text
 
 
 def _string(pattern: str, end: str = "$") -> dict[str, str]:
@@ -158,7 +149,13 @@ Dependency = Annotated[
     str, schema.text("requirement", r"[^\s\0-][^\0\n]{0,500}", example="optax==0.2.4")
 ]
 Location = Annotated[str, schema.custom("location", _parse_location, _string(_LOCATION, ""))]
-EnvName = Annotated[str, schema.custom("name", _parse_env_name, _string(_ENV_NAME))]
+EnvName = Annotated[
+    str,
+    schema.text(
+        "variable", r"[A-Za-z_][A-Za-z0-9_]{0,127}", example="LR",
+        rule="letters, digits and _", reserved=_RESERVED_ENV,
+    ),
+]  # fmt: skip
 SecretReference = Annotated[str, schema.custom("secret", _parse_secret, _string(_SECRET))]
 MetricName = Annotated[
     str,

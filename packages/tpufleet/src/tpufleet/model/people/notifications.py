@@ -23,7 +23,7 @@ NO_CHANNELS = "none"  # in the job field `notify`
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 JOB_RULE = re.compile(rf"{_NAME.pattern}(:[a-z]+(\+[a-z]+)*)?")
 # Deliberately narrow: no quoted local parts, no comments, no line breaks.
-_EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@([A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}")
+_EMAIL = r"(?=.{1,254}$)[A-Za-z0-9._%+-]{1,64}@([A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}"
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 
 
@@ -95,6 +95,14 @@ def _parse_destination(value: Any) -> str:
 
 
 _Destination = Annotated[str, schema.custom("host or network", _parse_destination)]
+_address = schema.text("e-mail address", _EMAIL, example="tpufleet@example.com")
+_channel_name = schema.text(
+    "channel",
+    _NAME.pattern,
+    example="team",
+    rule="a-z, 0-9 and -, at most 40",
+    reserved=NO_CHANNELS,
+)
 _Domain = Annotated[str, schema.text("domain", HOST.pattern, example="example.com")]
 
 
@@ -103,7 +111,7 @@ class SmtpSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=1, le=65535)] = 587
     sender: Annotated[
         str,
-        schema.text("e-mail address", _EMAIL.pattern, example="tpufleet@example.com"),
+        _address,
         about("Address that mail is from.", example="tpufleet@example.com"),
     ]
     username: str = ""
@@ -135,16 +143,11 @@ def parse_rules(config: Mapping[str, Any] | None) -> NotificationRules:
 
 
 def check_name(name: str) -> str:
-    if not _NAME.fullmatch(name) or name == NO_CHANNELS:
-        raise BadInput(
-            f"channel {name[:40]!r}: use lower-case letters, digits and dashes, at most 40"
-        )
-    return name
+    return str(schema.check(_channel_name, name))
 
 
 def check_email(address: str, rules: NotificationRules) -> str:
-    if len(address) > 254 or not _EMAIL.fullmatch(address):
-        raise BadInput(f"{address[:80]!r} is not an e-mail address")
+    schema.check(_address, address)
     domain = address.rpartition("@")[2].lower()
     if rules.email_domains and domain not in rules.email_domains:
         allowed = ", ".join(rules.email_domains)

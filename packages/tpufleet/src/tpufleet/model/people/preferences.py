@@ -14,14 +14,25 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from tpufleet import schema
 from tpufleet.errors import BadInput
 
 SettingValue = bool | int | str
 LOCAL_ZONE = "local"
-MAX_FOLDERS = 100
 MAX_ENTRIES = 1000  # of each kind
-MAX_TEXT = 1000
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+# Of entries: their names, and their values.
+_NAME = schema.text(
+    "name",
+    r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}",
+    example="lr",
+    rule="letters, digits, _ . and -, at most 64",
+)
+_FOLDER_NUMBER = schema.text("folder", r"[1-9][0-9]?|100", example="1", rule="from 1 to 100")
+_TEXT = schema.text("text", r"[^\0]{1,1000}", example="v5e-16", rule="1 to 1000 characters")
+_VALUES = {
+    "folders": schema.text("absolute path", r"/[^\0]{0,999}", example="/home/ada/project"),
+    "config_aliases": schema.text("path", r"[\w.-]{1,1000}", example="config.training.lr"),
+}
 _ZONES = {"us": "America/New_York", "cn": "Asia/Shanghai"}
 
 
@@ -115,17 +126,9 @@ def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _check_entry(kind: str, name: str, value: str | None) -> None:
-    if kind == "folders":
-        if not re.fullmatch(r"[1-9][0-9]{0,2}", name) or int(name) > MAX_FOLDERS:
-            raise BadInput(f"folder {name[:40]!r}: must be a number from 1 to {MAX_FOLDERS}")
-        if value is not None and not value.startswith("/"):
-            raise BadInput(f"folder {name}: {value[:80]!r} must be an absolute path")
-    elif not _NAME.fullmatch(name):
-        raise BadInput(f"{name[:40]!r} is not a name; use letters, digits, dots, dashes and _")
-    if value is not None and not (0 < len(value) <= MAX_TEXT and "\0" not in value):
-        raise BadInput(f"{name}: must be 1 to {MAX_TEXT} characters")
-    if kind == "config_aliases" and value is not None and not re.fullmatch(r"[\w.-]+", value):
-        raise BadInput(f"{name}: {value[:80]!r} is not a path such as config.training.lr")
+    schema.check(_FOLDER_NUMBER if kind == "folders" else _NAME, name)
+    if value is not None:
+        schema.check(_VALUES.get(kind, _TEXT), value)
 
 
 def parse_setting(key: str, value: SettingValue) -> SettingValue:
@@ -135,19 +138,17 @@ def parse_setting(key: str, value: SettingValue) -> SettingValue:
         raise BadInput(f"unknown setting {key[:40]!r}; known: {', '.join(SETTINGS)}")
     text = str(value).strip()
     if isinstance(setting.default, bool):
-        if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
-            raise BadInput(f"{key}: {text[:40]!r} is neither true nor false")
-        return text.lower() in ("true", "1", "yes")
-    if isinstance(setting.default, int):
-        digits = re.fullmatch(r"[0-9]{1,9}", text)
-        if not digits or not setting.least <= int(text) <= setting.most:
-            raise BadInput(
-                f"{key}: must be a whole number from {setting.least} to {setting.most}, "
-                f"not {text[:40]!r}"
-            )
-        return int(text)
-    find_zone(text)
-    return text
+        if text.lower() in ("true", "false", "1", "0", "yes", "no"):
+            return text.lower() in ("true", "1", "yes")
+        expected = "true or false"
+    elif isinstance(setting.default, int):
+        if re.fullmatch(r"[0-9]{1,9}", text) and setting.least <= int(text) <= setting.most:
+            return int(text)
+        expected = f"from {setting.least} to {setting.most}"
+    else:
+        find_zone(text)
+        return text
+    raise BadInput(f"{key}: must be {expected}, not {text[:40]!r}")
 
 
 def find_zone(name: str) -> tzinfo | None:

@@ -77,15 +77,19 @@ def find(spelling: str) -> Accelerator:
     """The type with this spelling, or an error that names the nearest one."""
     canonical = spellings().get(spelling.strip().lower())
     if canonical is None:
-        raise BadInput(f"unknown TPU type {spelling!r}{suggestion(spelling)}")
+        raise _unknown(spelling, suggestion(spelling))
     return all_types()[canonical]
 
 
 def parse_name(value: Any) -> str:
     """The API name of a type in any spelling."""
     if not isinstance(value, str) or not re.fullmatch(r"[ -~]{1,40}", value):
-        raise BadInput(f"unknown TPU type {schema.quote(value)}; for example v5e-16")
+        raise _unknown(value, "; for example v5e-16")
     return find(value).name
+
+
+def _unknown(value: Any, hint: str) -> BadInput:
+    return BadInput(f"unknown TPU type {schema.quote(value)}{hint}")
 
 
 def _parse_generation(value: Any) -> str:

@@ -25,15 +25,12 @@ def check_bounds(value: T, path: str = "") -> T:
         case bool() | str() | bytes() | None:
             pass
         case int() | float():
-            if not -MAX_NUMBER <= value <= MAX_NUMBER:
-                raise BadInput(f"{path}: must be a number from -2^53 to 2^53")
+            _check(path, -MAX_NUMBER <= value <= MAX_NUMBER, "-2^53", "2^53")
         case timedelta():
-            if not -MAX_DURATION <= value <= MAX_DURATION:
-                raise BadInput(f"{path}: longer than ten years")
+            _check(path, -MAX_DURATION <= value <= MAX_DURATION, "0s", "3650d")
         case datetime():
             moment = value if value.tzinfo else value.replace(tzinfo=UTC)
-            if not FIRST_DATE <= moment <= LAST_DATE:
-                raise BadInput(f"{path}: not a date from 1970 to 2500")
+            _check(path, FIRST_DATE <= moment <= LAST_DATE, "1970", "2500")
         case dict():
             for key, item in value.items():
                 check_bounds(item, _join(path, key))
@@ -47,6 +44,11 @@ def check_bounds(value: T, path: str = "") -> T:
             for name in value.__struct_fields__:
                 check_bounds(getattr(value, name), _join(path, name))
     return value
+
+
+def _check(path: str, valid: bool, least: str, most: str) -> None:
+    if not valid:
+        raise BadInput(f"{path}: must be from {least} to {most}")
 
 
 def _join(path: str, name: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import timedelta
 from typing import Any
@@ -30,10 +29,9 @@ def within(least: int = 0, most: timedelta = MAX_DURATION, *, finite: bool = Fal
         span = parse(value)
         if span is None and finite:
             raise BadInput("cannot be none; leave it out for the default")
-        if span is not None and span.total_seconds() < least:
-            raise BadInput(f"shorter than {to_builtin(timedelta(seconds=least))}; write more")
-        if span is not None and span > most:
-            raise BadInput(f"longer than {to_builtin(most)}; write less")
+        if span is not None and not timedelta(seconds=least) <= span <= most:
+            shortest = to_builtin(timedelta(seconds=least))
+            raise BadInput(f"must be from {shortest} to {to_builtin(most)}, not {to_builtin(span)}")
         return span
 
     written = {"type": ["string", "number"], "minimum": least}
@@ -45,22 +43,18 @@ def parse(value: Any) -> timedelta | None:
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise BadInput(f"not a duration; {FORMAT_HINT}")
+        raise _not_a_duration(value)
     elif isinstance(value, str):
         text = value.replace(" ", "").lower()
         if re.search(r"[0-9] *M$", value):
-            raise BadInput(
-                f"{value[:40]!r} is not a duration; write 1m for a minute, 30d for a month"
-            )
+            raise _not_a_duration(value, "write 1m for a minute, 30d for a month")
         if text == "none":
             return None
         seconds = _seconds_in(text, value)
     else:
         seconds = value
-    if not (isinstance(seconds, int) or math.isfinite(seconds)) or seconds < 0:
-        raise BadInput("must be a finite duration of zero or more; write none for no limit")
-    if seconds > MAX_DURATION.total_seconds():
-        raise BadInput("longer than ten years; write none for no limit")
+    if not 0 <= seconds <= MAX_DURATION.total_seconds():  # neither is NaN
+        raise BadInput("must be from zero to ten years; write none for no limit")
     return timedelta(seconds=seconds)
 
 
@@ -71,9 +65,13 @@ def _seconds_in(text: str, original: str) -> float:
     if not text or match is None:
         shorter = _LONG_UNIT.sub(lambda match: match[1] + match[2][0], text)
         hint = f"write {shorter}" if shorter and _SPAN.fullmatch(shorter) else FORMAT_HINT
-        raise BadInput(f"{original[:40]!r} is not a duration; {hint}")
+        raise _not_a_duration(original, hint)
     parts = zip(match.groups(), _SECONDS, strict=True)
     return sum(float(amount) * seconds for amount, seconds in parts if amount)
+
+
+def _not_a_duration(value: Any, hint: str = FORMAT_HINT) -> BadInput:
+    return BadInput(f"{schema.quote(value)} is not a duration; {hint}")
 
 
 def to_builtin(span: timedelta | None) -> str | float:

@@ -62,11 +62,10 @@ def register_host(call: ApiCall, secret: ServerSecret) -> SliceTokenReply:
     from instance metadata, is worth nothing."""
     request = _signed_body(call, SliceTokenRequest)
     slice_id = _slice_of(request.host_id)
-    if not auth.is_bootstrap_token(call.token, secret, slice_id):
-        raise Unauthorized(f"invalid bootstrap token for slice {slice_id}")
-    tpu_slice = call.store.slice(slice_id)
+    valid = auth.is_bootstrap_token(call.token, secret, slice_id)
+    tpu_slice = call.store.slice(slice_id) if valid else None
     if tpu_slice is None or tpu_slice.state is SliceState.GONE:
-        raise Unauthorized(f"no slice named {slice_id}")
+        raise _invalid_token(slice_id)
     check_host_exists(request.host_id, tpu_slice)
     identifiers.check_range("nonce: length", len(request.nonce), *NONCE_LENGTHS)
     digest = auth.token_hash(request.nonce)
@@ -218,8 +217,12 @@ def _authenticated_slice(call: ApiCall, host: HostId, secret: ServerSecret) -> S
     """The slice of this host, once the token has been verified for it."""
     slice_id = _slice_of(host)
     if not auth.is_slice_token(call.token, secret, slice_id):
-        raise Unauthorized(f"invalid token for slice {slice_id}")
+        raise _invalid_token(slice_id)
     return slice_id
+
+
+def _invalid_token(slice_id: SliceId) -> Unauthorized:
+    return Unauthorized(f"invalid token for slice {slice_id}, or the slice is gone")
 
 
 def _slice_of(host: HostId) -> SliceId:

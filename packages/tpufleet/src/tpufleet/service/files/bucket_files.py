@@ -1,4 +1,4 @@
-"""Snapshots, results and logs that survive the loss of this disk: in a bucket, cached on disk."""
+"""The bucket in which snapshots, results and logs survive the loss of this disk; and its logs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from tpufleet.errors import NotFound
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import AttemptId
-from tpufleet.model.job.jobs import JobId
 from tpufleet.service.files.log_segments import FOLDER_SUFFIX, SegmentedLog
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles
-from tpufleet.service.files.results import ResultFiles
-from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.operations.background import log_failure
 
 log = logging.getLogger(__name__)
@@ -38,59 +35,6 @@ class Archive(Protocol):
     def upload(self, name: str, path: Path) -> object: ...
     def download(self, name: str, path: Path) -> None: ...
     def delete(self, names: list[str]) -> None: ...
-
-
-class ArchivedSnapshots(SnapshotFiles):
-    """A snapshot exists once the bucket has it."""
-
-    def __init__(self, folder: Path, limit: int, archive: Archive) -> None:
-        super().__init__(folder, limit)
-        self._archive = archive
-
-    def has(self, digest: str) -> bool:
-        self.path(digest)  # rejects an invalid digest
-        return self._archive.has(_object_name(digest))  # another server may have deleted it
-
-    def require(self, digest: str) -> Path:
-        path = self.path(digest)
-        if not path.is_file():
-            try:
-                self._archive.download(_object_name(digest), path)
-            except NotFound:
-                return super().require(digest)  # raises with a helpful message
-        return path
-
-    def delete(self, digest: str) -> None:
-        super().delete(digest)
-        self._archive.delete([_object_name(digest)])
-
-    def _accept(self, draft: IO[bytes], expected: str | None) -> str:
-        digest = super()._accept(draft, expected)
-        self._archive.upload(_object_name(digest), self.path(digest))
-        return digest
-
-
-class ArchivedResults(ResultFiles):
-    """A result exists once the bucket has it."""
-
-    def __init__(self, folder: Path, archive: Archive) -> None:
-        super().__init__(folder)
-        self._archive = archive
-
-    def _store(self, job_id: JobId, draft: Path) -> bool:
-        return self._archive.create(_result_name(job_id), draft)
-
-    def require(self, job_id: JobId) -> Path:
-        path = self._path(job_id)
-        if not self._archive.has(_result_name(job_id)):  # another server may have deleted it
-            path.unlink(missing_ok=True)
-        elif not path.is_file():
-            self._archive.download(_result_name(job_id), path)
-        return super().require(job_id)
-
-    def delete(self, job_id: JobId) -> None:
-        super().delete(job_id)
-        self._archive.delete([_result_name(job_id)])
 
 
 class ArchivedLogs(LogFiles):
@@ -178,11 +122,3 @@ class ArchivedLogs(LogFiles):
 
     def _path_of(self, name: str) -> Path:
         return self._folder / name.removeprefix("logs/")
-
-
-def _result_name(job_id: JobId) -> str:
-    return f"results/{job_id}/result"
-
-
-def _object_name(digest: str) -> str:
-    return f"snapshots/{digest}.tar.gz"

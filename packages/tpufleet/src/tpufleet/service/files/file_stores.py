@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpufleet.clocks import Clock
-from tpufleet.service.files.bucket_files import ArchivedLogs, ArchivedResults, ArchivedSnapshots
+from tpufleet.service.files.bucket_files import ArchivedLogs
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles
 from tpufleet.service.files.results import ResultFiles
@@ -42,26 +42,19 @@ def open_file_stores(
 ) -> FileStores:
     """`keys` encrypt secrets, with the first. `archive`: a bucket that keeps snapshots, results and
     logs. `shared`: other servers, with disks of their own, use this store and archive."""
-    logs: LogFiles
     if archive is None:
-        snapshots = SnapshotFiles(state / "snapshots", snapshot_limit)
-        results = ResultFiles(state / "results")
         logs = LogFiles(state / "logs", log_limit)
+    elif shared:
+        logs = SharedLogs(store, archive, clock, log_limit)
     else:
-        snapshots = ArchivedSnapshots(state / "snapshots", snapshot_limit, archive)
-        results = ArchivedResults(state / "results", archive)
-        logs = (
-            SharedLogs(store, archive, clock, log_limit)
-            if shared
-            else ArchivedLogs(state / "logs", archive, log_limit)
-        )
-    secrets = JobSecrets(store, keys, clock)
+        logs = ArchivedLogs(state / "logs", archive, log_limit)
+    snapshots = SnapshotFiles(state / "snapshots", snapshot_limit, archive)
     return FileStores(
         state=state,
         snapshots=snapshots,
         logs=logs,
-        results=results,
-        secrets=secrets,
+        results=ResultFiles(state / "results", archive),
+        secrets=JobSecrets(store, keys, clock),
         jobs=JobFiles(
             state=state,
             snapshots=snapshots,

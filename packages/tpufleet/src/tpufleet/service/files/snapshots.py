@@ -29,11 +29,12 @@ from tpufleet.model.job.snapshots import (
     LINK,
     REGULAR,
     SnapshotEntry,
-    is_digest,
+    require_digest,
     require_path,
     require_unpackable,
     snapshot_digest,
 )
+from tpufleet.service.files.bucket_files import Archive
 from tpufleet.service.files.tar_reader import DAMAGED, TOO_LARGE, TarReader
 from tpufleet.service.transport.limits import TooManyRequests
 
@@ -94,18 +95,25 @@ class Upload:
 
 
 class SnapshotFiles:
-    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
+    """With an archive, a snapshot exists once the bucket has it, and is cached on disk."""
+
+    def __init__(
+        self, folder: Path, limit: int = DEFAULT_LIMIT, archive: Archive | None = None
+    ) -> None:
         self._folder = folder
+        self._archive = archive
         self.limit = limit
         self._repacks = RepackQueue()
 
     def path(self, digest: str) -> Path:
-        if not is_digest(digest):
-            raise BadInput(f"invalid digest {digest[:80]!r}: expected 64 hexadecimal digits")
+        require_digest(digest)
         return self._folder / f"{digest}.tar.gz"
 
     def has(self, digest: str) -> bool:
-        return self.path(digest).is_file()
+        path = self.path(digest)
+        if self._archive is not None:  # another server may have deleted it
+            return self._archive.has(_object_name(digest))
+        return path.is_file()
 
     async def touch(self, digest: str) -> bool:
         """Whether it exists. If so, it is kept as if it was uploaded now."""
@@ -118,6 +126,9 @@ class SnapshotFiles:
 
     def require(self, digest: str) -> Path:
         path = self.path(digest)
+        if self._archive is not None and not path.is_file():
+            with contextlib.suppress(NotFound):
+                self._archive.download(_object_name(digest), path)
         if not path.is_file():
             raise NotFound(f"no snapshot {digest}; upload it first")
         return path
@@ -130,6 +141,8 @@ class SnapshotFiles:
     def delete(self, digest: str) -> None:
         """Idempotent."""
         self.path(digest).unlink(missing_ok=True)
+        if self._archive is not None:
+            self._archive.delete([_object_name(digest)])
 
     async def put(self, digest: str, upload: Upload) -> None:
         """Store an upload. It exists only once it is complete and matches its digest."""
@@ -184,7 +197,13 @@ class SnapshotFiles:
         except BaseException:
             os.unlink(name)
             raise
+        if self._archive is not None:
+            self._archive.upload(_object_name(digest), self.path(digest))
         return digest
+
+
+def _object_name(digest: str) -> str:
+    return f"snapshots/{digest}.tar.gz"
 
 
 def _pack_again(file: IO[bytes], out: IO[bytes], limit: int) -> str:

@@ -33,7 +33,7 @@ def adopt(context: CommandContext, request: AdoptRequest) -> SliceId:
         if each.zone != request.zone or request.node not in (each.id, each.node):
             continue
         if not each.adopted:
-            raise Conflict(f"{each.id} was created by this server; it is a slice already")
+            raise _created_here(each.id)
         if each.state is SliceState.RELEASING:
             raise Conflict(f"{each.node} is being given back; try again in a minute")
         if each.pool != pool.name:
@@ -66,6 +66,13 @@ def unregister(context: CommandContext, name: str) -> None:
     context.store.commit(ChangeSet(messages=[message]))
 
 
+def _created_here(name: str) -> Conflict:
+    return Conflict(
+        f"{name} was created by this server, which deletes it when its pool or job no longer needs "
+        "it; only TPU VMs that people made are adopted and given back"
+    )
+
+
 def _find(context: CommandContext, name: str) -> TpuSlice:
     slices = context.store.slices()
     matches = [each for each in slices if each.adopted and name in (each.id, each.node)]
@@ -75,8 +82,5 @@ def _find(context: CommandContext, name: str) -> TpuSlice:
     if matches:
         return matches[0]
     if any(each.id == name for each in slices):
-        raise Conflict(
-            f"{name} was created by this server, which deletes it when its pool or job no longer "
-            "needs it; only adopted TPU VMs are given back"
-        )
+        raise _created_here(name)
     raise NotFound(not_found("adopted node", name, (), "inventory"))

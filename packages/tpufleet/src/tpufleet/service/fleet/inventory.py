@@ -181,11 +181,11 @@ def annotate(context: CommandContext, name: str, change: InventoryChange) -> Inv
         identifiers.check_text(field, getattr(change, field) or "", MAX_TEXT)
     if change.alias and (fault := label_error(change.alias)):
         raise BadInput(f"alias: {fault}")
-    if change.alias and change.alias != key and _exists(store, change.alias):
-        raise Conflict(f"alias {change.alias} is the name of a slice or a pool; choose another")
     taken = [note.id for note in known.values() if note.alias == change.alias and note.id != key]
+    if change.alias and change.alias != key and _exists(store, change.alias):
+        taken = ["a slice or a pool"]
     if change.alias and taken:
-        raise Conflict(f"alias {change.alias} is that of {taken[0]}; remove it there first")
+        raise Conflict(f"alias {change.alias} is the name of {taken[0]}; choose another")
 
     def changed(before: InventoryNote | None) -> InventoryNote | None:
         old = before or InventoryNote(id=key)

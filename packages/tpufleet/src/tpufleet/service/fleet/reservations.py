@@ -159,8 +159,7 @@ def _finish(
 def _end(context: CommandContext, reservation_id: str, reason: str, lock: Lease) -> Reservation:
     reservation = find(context.store, reservation_id)
     mine = reservation.owner == context.caller.name
-    if not mine and context.caller.is_admin and not reason.strip():
-        raise BadInput(f"reason: missing; tell {reservation.owner} why it is broken")
+    context.caller.require_reason(reservation.owner, reason)
     context.caller.require_owner(reservation.owner, f"reservation {reservation.id}")
     if reservation.ends_at <= context.now:
         return reservation
@@ -213,21 +212,13 @@ def _require_room(store: Store, pool: Pool, wanted: Reservation) -> None:
     ]
     left = pool.largest - most_reserved(others, wanted.starts_at, wanted.ends_at)
     if wanted.slices > left:
-        first = min(
-            (each for each in others if each.overlaps(wanted.starts_at, wanted.ends_at)),
-            key=lambda each: each.starts_at,
-            default=None,
-        )
-        if first is None:
-            raise Conflict(
-                f"pool {pool.name} has {pool.largest} slices now, and reservation {wanted.id} has "
-                f"{wanted.slices}; make a new one"
-            )
-        note = f" ({first.note})" if first.note else ""
+        overlapping = [each for each in others if each.overlaps(wanted.starts_at, wanted.ends_at)]
+        first = min(overlapping, key=lambda each: each.starts_at, default=None)
+        taken = f": {first.owner} reserved {_what(first)}" if first is not None else ""
+        note = f" ({first.note})" if first is not None and first.note else ""
         raise Conflict(
-            f"pool {pool.name} has {max(0, left)} of {pool.largest} slices left to reserve then: "
-            f"{first.owner} has {first.slices} from {first.starts_at:%Y-%m-%d %H:%M} to "
-            f"{first.ends_at:%H:%M} UTC{note}"
+            f"pool {pool.name} has {max(0, left)} of {pool.largest} slices left to reserve then, "
+            f"not {wanted.slices}{taken}{note}"
         )
 
 

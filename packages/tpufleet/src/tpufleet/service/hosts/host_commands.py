@@ -93,7 +93,7 @@ class HostCommandQueue:
         return self._pending.get(host, ())
 
     def record_result(self, command_id: str, result: HostCommandResult, now: datetime) -> None:
-        self._require_sent(command_id, result.host_id)
+        self._require(command_id, slice_id_of(result.host_id), result.host_id)
         self._store.put_host_command_result(command_id, result)
         self.refresh(now)
 
@@ -101,7 +101,7 @@ class HostCommandQueue:
         self, command_id: str, host: HostId, offset: int, data: bytes, now: datetime
     ) -> None:
         """A part of the file that the host sends with its result. Sending it again is no error."""
-        self._require_sent(command_id, host)
+        self._require(command_id, slice_id_of(host), host)
         check_range("offset", offset, 0, MAX_FILE_BYTES - len(data))
         self._store.put_object(f"{_files(command_id, host)}{offset:012d}", data, now)
 
@@ -119,19 +119,17 @@ class HostCommandQueue:
         ordered = tuple(by_host[host] for host in sent.hosts if host in by_host)
         return HostCommandReport(id=command_id, hosts=sent.hosts, results=ordered, now=now)
 
-    def _require(self, command_id: str, slice_id: str) -> SentHostCommand:
+    def _require(
+        self, command_id: str, slice_id: str, host: HostId | None = None
+    ) -> SentHostCommand:
         sent = self._store.host_command(command_id)
-        if sent is None or sent.slice_id != slice_id:
+        known = sent is not None and sent.slice_id == slice_id
+        if sent is None or not known or (host is not None and host not in sent.hosts):
             raise NotFound(
                 f"slice {slice_id} has no host command {command_id!r}; results are kept for "
                 f"{RETENTION // timedelta(minutes=1)} minutes"
             )
         return sent
-
-    def _require_sent(self, command_id: str, host: HostId) -> None:
-        sent = self._require(command_id, slice_id_of(host))
-        if host not in sent.hosts:
-            raise NotFound(f"host {host} has no host command {command_id!r}")
 
     def refresh(self, now: datetime) -> None:
         """Reload what is pending from the store, and delete what has expired."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from tpufleet.errors import BadInput, Forbidden, NotFound
+from tpufleet.errors import Forbidden, NotFound
 from tpufleet.model.job.checkpoint_locations import spelled
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.service.hosts.assignments import job_location
@@ -59,8 +59,7 @@ def release(store: Store, caller: Caller, location: str, reason: str, now: datet
             raise NotFound(f"checkpoint location {location} has no owner: no job has run there")
         why = f" ({reason[:200]})" if caller.is_admin and reason else ""  # for the audit log
         caller.require_owner(first.owner, f"checkpoint location {location}{why}")
-        if caller.name != first.owner and not reason.strip():
-            raise BadInput(f"reason: missing; say why {location} is taken from {first.owner}")
+        caller.require_reason(first.owner, reason)
         checkpoint_leases.require_unused(store, location)
         store.put_metadata(_released_at(reference), now.isoformat())
     return first.owner

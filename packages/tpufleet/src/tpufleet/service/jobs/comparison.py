@@ -77,10 +77,6 @@ class _Room:
         return True
 
 
-class _TooLarge(Exception):
-    """The snapshots are too large to read."""
-
-
 def compare(store: Store, snapshots: SnapshotFiles, jobs: Sequence[Job]) -> Comparison:
     """The first job is what the code of the others is compared with."""
     check_range("number of jobs", len(jobs), 2, MAX_JOBS)
@@ -175,9 +171,6 @@ def _code_difference(
         before, after = base.files(room), _Snapshot(snapshots, other).files(room)
     except (*DAMAGED, NotFound, BadInput) as error:
         return CodeDifference(job_id=other.id, same=False, message=str(error))
-    except _TooLarge:
-        message = f"the snapshots have more than {MAX_UNPACKED_BYTES // 2**20} MiB when unpacked"
-        return CodeDifference(job_id=other.id, same=False, message=message)
     paths = [
         path
         for path in sorted(before.keys() | after.keys())
@@ -247,7 +240,8 @@ def _read(archive: Path, room: _Room) -> dict[str, _File]:
         while (entry := tar.next_entry()) is not None:
             room.unpacked -= entry.size + tarfile.BLOCKSIZE
             if room.unpacked < 0:
-                raise _TooLarge
+                most = MAX_UNPACKED_BYTES // 2**20
+                raise BadInput(f"the snapshots have more than {most} MiB when unpacked")
             if entry.issym():
                 data = f"→ {entry.linkname}".encode("utf-8", "surrogateescape")
                 files[entry.name] = _File(hashlib.sha256(data).hexdigest(), len(data), data)

@@ -247,7 +247,7 @@ def move(context: CommandContext, job: Job, request: QueueMove) -> Job:
 
 
 def _not_waiting(job: Job) -> Conflict:
-    return Conflict(f"job {job.id} is {job.state}: it does not wait in a queue")
+    return Conflict(f"job {job.id} is {job.state}: it does not wait in this queue")
 
 
 def _put_before(context: CommandContext, job: Job, other: Job, steps: Mapping[str, int]) -> Job:
@@ -284,4 +284,4 @@ def _index_of(context: CommandContext, job: Job, others: Sequence[Job], ref: str
     for index, each in enumerate(others):
         if each.id == other.id:
             return index
-    raise Conflict(f"job {other.id} ({other.spec.name}) does not wait in the same queue")
+    raise _not_waiting(other)

@@ -27,7 +27,7 @@ from tpufleet.policy.notifications import MAX_TESTS_PER_HOUR
 from tpufleet.service.files.secrets import SealedValues
 from tpufleet.service.lookups import not_found
 from tpufleet.service.notifications import destinations
-from tpufleet.service.notifications.senders import ChannelSecret
+from tpufleet.service.notifications.senders import ChannelSecret, require_smtp
 from tpufleet.service.operations import log_redaction
 from tpufleet.service.transport.limits import TooManyRequests
 from tpufleet.stores.base import Store
@@ -75,11 +75,7 @@ def put(
         raise BadInput("on: name at least one event")
     key = ""
     if new.kind is ChannelKind.EMAIL:
-        if rules.smtp is None:
-            raise BadInput(
-                "this server has no mail server\n  next: ask an admin to set notifications.smtp, "
-                "or use a webhook"
-            )
+        require_smtp(rules)
         target = check_email(new.address, rules)
         secret = ChannelSecret()
     else:

@@ -43,16 +43,15 @@ def parse(url: str, rules: NotificationRules) -> Destination:
     except ValueError as error:
         raise BadInput(f"url: {error}") from error
     host = (parts.hostname or "").rstrip(".")
-    if parts.scheme not in ("https", "http") or not host:
-        raise BadInput("url: must start with https:// and name a host")
+    secure = parts.scheme == "https"
+    plain = parts.scheme == "http" and _host_allowed(host, rules)
+    if not host or not (secure or plain):
+        raise BadInput(
+            "url: must start with https:// and name a host; an admin can allow plain HTTP to a "
+            "host with notifications.allow"
+        )
     if parts.username is not None or parts.password is not None:
         raise BadInput("url: must not contain a user name or password")
-    secure = parts.scheme == "https"
-    if not secure and not _host_allowed(host, rules):
-        raise BadInput(
-            "url: must start with https://; an admin can allow plain HTTP to a host with "
-            "notifications.allow"
-        )
     literal = _literal(host)
     if literal is not None:
         check_address(literal, host, rules)

@@ -55,9 +55,7 @@ def send(
     once the name is resolved."""
     match channel.kind:
         case ChannelKind.EMAIL:
-            if rules.smtp is None:
-                raise BadInput("this server has no mail server; an admin sets notifications.smtp")
-            send_mail(rules.smtp, channel.target, message, now)
+            send_mail(require_smtp(rules), channel.target, message, now)
         case ChannelKind.SLACK:
             _post(secret.url, to_json({"text": message.text}), {}, rules, seconds)
         case ChannelKind.WEBHOOK:
@@ -68,6 +66,15 @@ def send(
                 SIGNATURE_HEADER: f"t={moment},v1={signature(secret.key, moment, body)}",
             }
             _post(secret.url, body, headers, rules, seconds)
+
+
+def require_smtp(rules: NotificationRules) -> SmtpSettings:
+    if rules.smtp is None:
+        raise BadInput(
+            "this server has no mail server\n"
+            "  next: ask an admin to set notifications.smtp, or use a webhook"
+        )
+    return rules.smtp
 
 
 def signature(key: str, moment: str, body: bytes) -> str:
@@ -97,15 +104,15 @@ def _post(
                 )
                 response = connection.getresponse()
                 response.read(1024)
+        if expired.is_set():
+            raise TimeoutError
     except (OSError, http.client.HTTPException) as error:
         problem = f"no answer within {seconds:g} s" if expired.is_set() else error
         raise Unreachable(f"{destination.host}: {problem or type(error).__name__}") from error
-    if expired.is_set():
-        raise Unreachable(f"{destination.host}: no answer within {seconds:g} s")
-    if response.status >= 500 or response.status in _RETRIED:
-        raise Unreachable(f"{destination.host} answered {response.status}")
     if response.status >= 300:
-        raise BadInput(f"{destination.host} answered {response.status}")
+        retried = response.status >= 500 or response.status in _RETRIED
+        kind = Unreachable if retried else BadInput
+        raise kind(f"{destination.host} answered {response.status}")
 
 
 def _connection(

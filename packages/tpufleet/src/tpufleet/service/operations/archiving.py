@@ -150,7 +150,7 @@ def _delete_all(files: JobFiles, plan: _PurgePlan) -> dict[JobId, DeletionError]
             files.snapshots.delete(digest)
         except DELETION_ERRORS as error:
             users = [job.id for job in plan.selected.values() if job.snapshot == digest]
-            logger.warning("cannot delete the code of jobs %s: %s", ", ".join(users), error)
+            _log_failure("delete", ", ".join(users), error)
             failed |= {job_id: error for job_id in users if job_id not in failed}
     return failed
 
@@ -159,9 +159,13 @@ def _delete(files: JobFiles, job_id: JobId, checkpoints: bool) -> DeletionError 
     try:
         files.delete(job_id, (*FILES, "checkpoints") if checkpoints else FILES)
     except DELETION_ERRORS as error:
-        logger.warning("cannot delete the files of job %s: %s", job_id, error)
+        _log_failure("delete", job_id, error)
         return error
     return None
+
+
+def _log_failure(verb: str, jobs: str, error: DeletionError) -> None:
+    logger.warning("cannot %s files of %s: %s", verb, jobs, error)
 
 
 def deletion_problem(error: DeletionError) -> str:
@@ -197,7 +201,7 @@ class _PurgePlan:
             except DELETION_ERRORS as error:
                 if not skip_errors:
                     raise
-                logger.warning("cannot count the files of job %s: %s", job.id, error)
+                _log_failure("count", job.id, error)
                 return 0
 
         code = {digest: files.snapshots.size(digest) for digest in self.unused_code}

@@ -10,9 +10,9 @@ from tpufleet.errors import DatabaseUnreachable, FleetError
 def log_failure(logger: logging.Logger, what: str, error: Exception) -> None:
     """Without a stack for errors of the outside world, which repeat until it recovers. `what` is
     part of the format, because `RecentErrors` counts messages by it."""
-    if isinstance(error, DatabaseUnreachable):  # logged by its store
-        logger.debug(f"cannot {what}: %s", error)
-    elif isinstance(error, FleetError | OSError):
-        logger.warning(f"cannot {what}; retrying: %s", error)
+    if isinstance(error, FleetError | OSError):
+        by_store = isinstance(error, DatabaseUnreachable)  # which logs it
+        level = logging.DEBUG if by_store else logging.WARNING
+        logger.log(level, f"cannot {what}; retrying: %s", error)
     else:
         logger.error(f"cannot {what}; retrying", exc_info=error)

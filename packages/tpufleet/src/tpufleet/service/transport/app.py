@@ -81,6 +81,7 @@ from tpufleet.service.transport.probes import (
 )
 from tpufleet.service.transport.routing import (
     API_PREFIX,
+    NO_USER,
     SLICE_TOKEN,
     SLOW_BODY,
     ApiCall,
@@ -598,13 +599,13 @@ def _no_such_route(request: Request, error: Exception) -> Response:
     """Reached by authenticated users, and by agents that use the wrong method."""
     assert isinstance(error, HTTPException)
     if request.scope.get("tpufleet.caller") is None:
-        return error_response(Unauthorized("no such route for agents"))
+        return error_response(Unauthorized(NO_USER))
     message = f"no route {request.method} {request.url.path}; see {API_PREFIX}/openapi.json"
     return _error(error.status_code, "NotFound", message)
 
 
 def _refuse_agent() -> Caller:
-    raise Unauthorized("requires a user token")
+    raise Unauthorized(NO_USER)
 
 
 def _creates_session(scope: Scope) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from tpufleet.errors import Forbidden, Unauthorized
+from tpufleet.errors import BadInput, Forbidden, Unauthorized
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import Job, JobId
@@ -20,6 +20,7 @@ from tpufleet.stores.base import Store
 
 _RANK = {Role.VIEWER: 0, Role.MEMBER: 1, Role.ADMIN: 2}
 SESSION_ENDED = "the session has ended; log in again"
+UNKNOWN_TOKEN = "unknown token; it may have been revoked"
 _RECORD_USE_INTERVAL = timedelta(minutes=5)  # a write for every call would be too expensive
 
 
@@ -66,6 +67,11 @@ class Caller:
 
     def require_job_owner(self, job: Job) -> None:
         self.require_owner(job.owner, f"job {job.id}", f" ({job.spec.name})")
+
+    def require_reason(self, owner: str, reason: str) -> None:
+        """Of an admin who takes something from its owner."""
+        if self.is_admin and self.name != owner and not reason.strip():
+            raise BadInput(f"reason: missing; tell {owner} why")
 
     def require_owner(self, owner: str, what: str, known_as: str = "") -> None:
         if self.name != owner and not self.is_admin:
@@ -144,7 +150,7 @@ def authenticate(hashed: str, store: Store, now: datetime, session_id: str = "")
         raise Unauthorized(SESSION_ENDED)
     known, user = store.token_and_user(hashed) or (None, None)
     if known is None or user is None:
-        raise Unauthorized("unknown token; it may have been revoked")
+        raise Unauthorized(UNKNOWN_TOKEN)
     if known.expired(now):
         raise Unauthorized(
             f"token {known.id} expired on {known.expires_at:%Y-%m-%d}; ask an admin to run "
@@ -169,14 +175,12 @@ def authenticate_job(token: str, secret: bytes, store: Store) -> Caller:
     job alone, and never as an admin."""
     attempt_id = AttemptId(token.removeprefix(JOB_TOKEN_PREFIX).rpartition(".")[0])
     if not equal(job_token(secret, attempt_id), token):
-        raise Unauthorized("invalid token of an attempt")
+        raise Unauthorized(UNKNOWN_TOKEN)
     attempt = store.attempt(attempt_id)
-    if attempt is None or not attempt.live:
-        raise Unauthorized(f"attempt {attempt_id} has ended, and its token with it")
-    job = store.job(attempt.job_id)
+    job = store.job(attempt.job_id) if attempt is not None and attempt.live else None
     owner = store.user(job.owner) if job is not None else None
     if job is None or owner is None:
-        raise Unauthorized(f"the owner of job {attempt.job_id} was deleted")
+        raise Unauthorized(f"attempt {attempt_id} has ended, or its user was deleted")
     role = Role.MEMBER if owner.role is Role.ADMIN else owner.role
     return Caller(name=owner.name, role=role, token_id=f"job:{attempt_id}", job_id=job.id)
 

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, Forbidden, Unauthorized
+from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.api_types import Acknowledgement
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.people.audit import AuditAction
@@ -43,6 +43,7 @@ DEFAULT_BODY_LIMIT = 256 * 1024
 SLOW_BODY = timedelta(seconds=1)
 # A body may take this long, and longer at this average rate.
 BODY_GRACE_SECONDS, BODY_BYTES_PER_SECOND = 30.0, 4 * 1024
+NO_USER = "requires a user token"
 _MAX_DIGITS = 20  # of a number in a parameter or header; Python rejects very long ones
 
 
@@ -222,7 +223,7 @@ class ApiCall:
     @property
     def user(self) -> Caller:
         if self.caller is None:
-            raise Unauthorized("requires a user token")
+            raise Unauthorized(NO_USER)
         return self.caller
 
     @property
@@ -251,7 +252,7 @@ class ApiCall:
         """Of a caller that is limited to one job: no answer depends on other jobs."""
         job = self.store.job(job_id)
         if job is None or ref not in (job.id, job.spec.name):
-            raise Forbidden(f"this token is limited to job {job_id}")
+            raise token_scopes.limited(self.user, f"job {job_id}")
         return job
 
     async def run_in_thread(self, function: Callable[[*Arguments], T], *args: *Arguments) -> T:
@@ -264,10 +265,7 @@ class ApiCall:
             self.slot.release()
 
     def path_param(self, name: str) -> str:
-        value: str = self.request.path_params[name]
-        if "\0" in value:
-            raise BadInput(f"{name}: contains a null character")
-        return value
+        return _without_null(name, self.request.path_params[name])
 
     def query_text(self, name: str) -> str | None:
         return self.query.get(name) or None
@@ -302,8 +300,7 @@ class ApiCall:
             if name not in known:
                 near = identifiers.suggestion(name, known)
                 raise BadInput(f"{name[:40]!r}: unknown parameter{near}")
-            if "\0" in value:
-                raise BadInput(f"{name}: contains a null character")
+            _without_null(name, value)
             # A repeated parameter is a list.
             self.query[name] = f"{self.query[name]},{value}" if name in self.query else value
 
@@ -345,6 +342,12 @@ class ApiCall:
         took = self.clock.uptime() - self.checked_at
         if self.on_slow_body is not None and took > SLOW_BODY:
             await self.on_slow_body(self)
+
+
+def _without_null(name: str, value: str) -> str:
+    if "\0" in value:
+        raise BadInput(f"{name}: contains a null character")
+    return value
 
 
 def declared_length(request: Request) -> int:

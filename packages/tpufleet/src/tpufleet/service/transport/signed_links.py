@@ -42,16 +42,17 @@ def authenticate(path: str, query: bytes, secret: bytes, store: Store, now: date
     if not equal(expected, signature):
         raise Unauthorized("invalid link: its signature does not match")
     moment = datetime.fromtimestamp(int(expires), UTC)
+    ended = ""
     if moment <= now:
-        raise Unauthorized(
-            f"the link expired on {moment:%Y-%m-%d %H:%M} UTC; ask {user} for a new one, or send a "
-            "token"
-        )
-    _require_token(store, user, token_id, now)
+        ended = f"the link expired on {moment:%Y-%m-%d %H:%M} UTC"
+    elif not _has_token(store, user, token_id, now):
+        ended = f"the link ended with its token, or with user {user}"
+    if ended:
+        raise Unauthorized(f"{ended}; ask for a new one, or send a token")
     return Caller(name=user, role=Role.VIEWER, token_id="link", scope=TokenScope.READ)
 
 
-def _require_token(store: Store, user: str, token_id: str, now: datetime) -> None:
+def _has_token(store: Store, user: str, token_id: str, now: datetime) -> bool:
     """The one that created the link, or the one that replaced it since."""
     tokens = {token.id: token for token in store.tokens(user)}
     token = tokens.get(token_id)
@@ -59,11 +60,7 @@ def _require_token(store: Store, user: str, token_id: str, now: datetime) -> Non
         token = tokens.get(token.session_of)
     while token is not None and token.replaced_by is not None:
         token = tokens.get(token.replaced_by)
-    if token is None or token.expired(now) or store.user(user) is None:
-        raise Unauthorized(
-            f"the link is no longer valid: the token that created it was revoked or has expired, "
-            f"or user {user} was deleted; ask for a new one, or send a token"
-        )
+    return token is not None and not token.expired(now) and store.user(user) is not None
 
 
 def without_signature(query: bytes) -> bytes:

@@ -63,19 +63,19 @@ def require(caller: Caller, method: str, operation: str) -> None:
 
 def require_job(caller: Caller, job: Job) -> None:
     """Whether the token reaches this job, to read or to change it."""
-    if caller.pool is not None and job.spec.pool != caller.pool:
-        raise Forbidden(f"token {caller.token_id} is limited to jobs in pool {caller.pool}")
+    require_pool(caller, job.spec.pool)
     if caller.scope is TokenScope.SUBMIT and job.owner != caller.name:
-        raise Forbidden(f"token {caller.token_id} is limited to jobs of {caller.name}")
+        raise limited(caller, f"jobs of {caller.name}")
 
 
 def require_pool(caller: Caller, pool: str | None) -> None:
-    """For a job that is submitted."""
+    """Of a job that is submitted, read or changed."""
     if caller.pool is not None and pool != caller.pool:
-        raise Forbidden(
-            f"pool: token {caller.token_id} is limited to pool {caller.pool}; "
-            f"pass --pool {caller.pool}"
-        )
+        raise limited(caller, f"jobs in pool {caller.pool} (--pool {caller.pool})")
+
+
+def limited(caller: Caller, to: str) -> Forbidden:
+    return Forbidden(f"token {caller.token_id} is limited to {to}")
 
 
 def describe(scope: TokenScope, pool: str | None) -> str:
