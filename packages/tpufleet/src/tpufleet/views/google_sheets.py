@@ -76,16 +76,11 @@ def write_sheet(
 
 
 def _translated(error: Any, spreadsheet: str, tab: str) -> FleetError:
-    reason = str(getattr(error, "reason", error))
-    match int(error.status_code):
-        case 401 | 403:
-            return Forbidden(
-                f"Google Sheets: {reason}\n  next: share the spreadsheet with the account of your "
-                "credentials, as editor"
-            )
-        case 400 | 404:
-            return NotFound(
-                f"Google Sheets: {reason}\n"
-                f"  next: check that {spreadsheet} exists, with a tab {tab!r}"
-            )
-    return Unreachable(f"Google Sheets: {reason}")
+    status = int(error.status_code)
+    kind: type[FleetError] = Unreachable
+    hint = "retry later"
+    if status in (401, 403):
+        kind, hint = Forbidden, "share the sheet with the account of your credentials, as editor"
+    elif status in (400, 404):
+        kind, hint = NotFound, f"check that {spreadsheet} exists, with a tab {tab!r}"
+    return kind(f"Google Sheets: {getattr(error, 'reason', error)}\n  next: {hint}")
