@@ -310,6 +310,12 @@ def confirm(question: str, yes: bool) -> None:
     click.confirm(question, abort=True)
 
 
+def require_any(options: Mapping[str, object]) -> None:
+    """Of these options, which change something, at least one has to be given."""
+    if all(value in (None, ()) for value in options.values()):
+        raise HintedUsageError(f"nothing to change; pass one of {', '.join(options)}")
+
+
 def require_one(options: Mapping[str, object]) -> None:
     """Of these options and arguments, exactly one has to be given."""
     if sum(bool(value) for value in options.values()) != 1:
