@@ -537,19 +537,6 @@ def _with_variables(
     return {**(mapping or {}), **fields} if fields else mapping
 
 
-def check_server_url(text: str, source: str) -> str:
-    return checked(parse_server_url, text, source)
-
-
-def check_providers(names: Sequence[str], source: str) -> None:
-    for name in names:
-        checked(parse_provider, name, source)
-
-
-def check_listen_address(text: str, source: str) -> str:
-    return checked(parse_listen_address, text, source)
-
-
 def checked(parse: Callable[[Any], T], value: Any, source: str) -> T:
     """The value of an option. Errors begin with its source."""
     try:

@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.views.emulated_cloud import Cloud
+from tpufleet.views.cli.gcloud import NodeAddress
 from tpufleet.views.cli.vm import remote_commands
-from tpufleet.views.cli.vm.remote_commands import NodeAddress
 
 NAME = "tpu-us-central1-a-0"
 SEEN = "devices 4 8"

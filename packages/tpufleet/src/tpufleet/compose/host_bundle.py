@@ -47,7 +47,6 @@ class Bundle:
 def build(
     target: Path,
     *,
-    python: str = DEFAULT_PYTHON,
     python_folder: Path | None = None,
     extras: str = EXTRAS,
     report: Callable[[str], None] = lambda line: None,
@@ -57,8 +56,8 @@ def build(
     with tempfile.TemporaryDirectory(prefix="tpufleet-bundle-") as name:
         work = Path(name)
         root = work / "root"
-        report(f"Python {python}" if python_folder is None else f"Python from {python_folder}")
-        source = python_folder or download_python(python, work / "pythons")
+        report(f"Python {DEFAULT_PYTHON if python_folder is None else f'from {python_folder}'}")
+        source = python_folder or download_python(DEFAULT_PYTHON, work / "pythons")
         site = _copy_python(source, root / "python")
         version = site.parent.name.removeprefix("python")
         report(f"packages for Python {version} on {PLATFORM}")

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from tpufleet.errors import BadInput, install_command
+from tpufleet.errors import BadInput, optional_packages
 from tpufleet.runtime.bucket_urls import split_bucket_url
 from tpufleet.runtime.gcs_errors import (
     is_credentials_outage,
@@ -191,14 +191,9 @@ def _upload_retry() -> Any:
 
 def connect() -> Any:
     """The official client; without credentials when STORAGE_EMULATOR_HOST is set."""
-    try:
+    with optional_packages("gs://", "gcs"):
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import storage  # type: ignore[attr-defined]  # a namespace package
-    except ImportError as error:
-        raise BadInput(
-            f"gs:// requires google-cloud-storage ({error.name} is missing)\n"
-            f"  next: {install_command('tpufleet[gcs]')}"
-        ) from error
     if os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client(credentials=AnonymousCredentials(), project="emulated")
     return storage.Client(project=None)  # objects are accessed without one

@@ -9,12 +9,18 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tpufleet.errors import BadInput, FleetError, Forbidden, NotFound, Unreachable, install_command
+from tpufleet.errors import (
+    BadInput,
+    FleetError,
+    Forbidden,
+    NotFound,
+    Unreachable,
+    optional_packages,
+)
 
 SCOPE = "https://www.googleapis.com/auth/spreadsheets"
 _URL = re.compile(r"https://docs\.google\.com/spreadsheets/d/([A-Za-z0-9_-]+)")
 _ID = re.compile(r"[A-Za-z0-9_-]{20,}")
-EXTRA = "tpufleet[sheets]"
 
 
 def spreadsheet_id(written: str) -> str:
@@ -37,15 +43,11 @@ def write_sheet(
     credentials: Any = None,  # None: those of this machine
 ) -> None:
     """Replace the content of a tab. Values are stored as text, so none becomes a formula."""
-    try:
+    with optional_packages("--sheet", "sheets"):
         import google.auth
         from google.auth.exceptions import GoogleAuthError
         from googleapiclient.discovery import build
         from googleapiclient.errors import HttpError
-    except ImportError as error:
-        raise FleetError(
-            f"Google's Sheets client is not installed\n  next: {install_command(EXTRA)}"
-        ) from error
     try:
         if credentials is None:
             credentials, _ = google.auth.default(scopes=[SCOPE])
@@ -76,16 +78,11 @@ def write_sheet(
 
 
 def _translated(error: Any, spreadsheet: str, tab: str) -> FleetError:
-    reason = str(getattr(error, "reason", error))
-    match int(error.status_code):
-        case 401 | 403:
-            return Forbidden(
-                f"Google Sheets: {reason}\n  next: share the spreadsheet with the account of your "
-                "credentials, as editor"
-            )
-        case 400 | 404:
-            return NotFound(
-                f"Google Sheets: {reason}\n"
-                f"  next: check that {spreadsheet} exists, with a tab {tab!r}"
-            )
-    return Unreachable(f"Google Sheets: {reason}")
+    status = int(error.status_code)
+    kind: type[FleetError] = Unreachable
+    hint = "retry later"
+    if status in (401, 403):
+        kind, hint = Forbidden, "share the sheet with the account of your credentials, as editor"
+    elif status in (400, 404):
+        kind, hint = NotFound, f"check that {spreadsheet} exists, with a tab {tab!r}"
+    return kind(f"Google Sheets: {getattr(error, 'reason', error)}\n  next: {hint}")

@@ -15,37 +15,21 @@ GOOD, BUSY, AMBER, BAD, QUIET = "green", "cyan", "dark_orange", "red", "dim"
 
 # States and end reasons share names, so that a name has one colour everywhere.
 COLOURS: dict[str, str] = {
-    "queued": QUIET,
-    "waiting": QUIET,
-    "submitted": QUIET,
-    "requested": QUIET,
-    "booting": BUSY,
-    "starting": BUSY,
-    "setup": BUSY,
-    "running": "bold cyan",
-    "ready": GOOD,
-    "recovering": AMBER,
-    "stopping": AMBER,
-    "doomed": AMBER,
-    "preempted": AMBER,
-    "maintenance": AMBER,
-    "superseded": AMBER,
-    "releasing": QUIET,
-    "gone": QUIET,
-    "cancelled": QUIET,
-    "succeeded": "bold green",
-    "finished": GOOD,
-    "failed": "bold red",
-    "host_lost": AMBER,
-    "lost": AMBER,
-    "hung": BAD,
-    "user_error": BAD,
-    "timeout": BAD,
-    "out_of_hbm": BAD,
-    "out_of_host_memory": BAD,
-    "disk_full": BAD,
-    "setup_failed": BAD,
-}
+    state: colour
+    for colour, states in {
+        QUIET: ("queued", "waiting", "submitted", "requested", "releasing", "gone", "cancelled"),
+        BUSY: ("booting", "starting", "setup"),
+        "bold cyan": ("running",),
+        GOOD: ("ready", "finished"),
+        "bold green": ("succeeded",),
+        AMBER: ("recovering", "stopping", "doomed", "preempted", "maintenance", "superseded",
+                "host_lost", "lost"),
+        BAD: ("hung", "user_error", "timeout", "out_of_hbm", "out_of_host_memory", "disk_full",
+              "setup_failed"),
+        "bold red": ("failed",),
+    }.items()
+    for state in states
+}  # fmt: skip
 
 # Control characters but tab and newline; line separators; and the bidirectional controls of Unicode
 # (UAX #9), which show a text in another order than it has.

@@ -1,15 +1,17 @@
-"""Reads and writes the JobSets, pods and Secrets of one fleet, and their slot tables."""
+"""Reads, watches and writes the JobSets, pods and Secrets of one fleet, and their slot tables."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 
-from tpufleet.errors import Conflict, NotFound, PermissionMissing
+from tpufleet.errors import Conflict, FleetError, NotFound, PermissionMissing
 from tpufleet.kubernetes.connections import (
     EVENT,
     JOB,
@@ -21,6 +23,7 @@ from tpufleet.kubernetes.connections import (
     Json,
     ResourceKind,
 )
+from tpufleet.kubernetes.watch_cache import WatchCache
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import (
@@ -32,13 +35,14 @@ from tpufleet.providers.gke import (
     states,
 )
 from tpufleet.providers.gke.capacity_events import CapacityEvent
-from tpufleet.providers.gke.jobset_watch import JobSetWatch
 from tpufleet.providers.gke.settings import GkeSettings
 from tpufleet.providers.gke.slice_slots import SliceSlot, SliceSlots
 
 log = logging.getLogger(__name__)
 
 MAX_WRITE_ATTEMPTS = 5  # on conflicts with other writers
+POLL_EVERY = timedelta(seconds=10)
+MIN_INTERVAL = timedelta(milliseconds=200)  # changes come in bursts
 
 
 class JobSetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +57,67 @@ class JobSetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class JobSetClient:
     def __init__(self, connection: Connection, settings: GkeSettings, fleet: str) -> None:
         self._connection, self._settings = connection, settings
-        self._labels = {keys.FLEET: fleet}
-        self.watch: JobSetWatch | None = None  # None: list from the server each time
+        labels = {keys.FLEET: fleet}
+        # Workloads carry Kueue's labels only.
+        self._labels = {JOBSET: labels, POD: labels, WORKLOAD: None}
+        self._caches: dict[ResourceKind, WatchCache] = {}  # empty: list from the server each time
+        self._wakeup, self._closing = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # Watching.
+
+    def start(self, on_poll: Callable[[], None], on_change: Callable[[], None]) -> None:
+        """Watch in the background. `on_poll` is called after each change and every POLL_EVERY,
+        `on_change` after changes. Idempotent."""
+        if self._thread is not None:
+            return
+        self._wakeup, self._closing = threading.Event(), threading.Event()
+        caches = {
+            kind: WatchCache(
+                self._connection,
+                kind,
+                self._wakeup.set,
+                namespace=self._settings.namespace,
+                labels=labels,
+            )
+            for kind, labels in self._labels.items()
+            if kind is not WORKLOAD or self._settings.queue
+        }
+        for cache in caches.values():
+            cache.start()
+        self._caches = caches
+        self._thread = threading.Thread(
+            target=self._poll, args=(on_poll, on_change), name="gke-slices", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        caches, self._caches = self._caches, {}
+        thread, self._thread = self._thread, None
+        self._closing.set()
+        self._wakeup.set()
+        for cache in caches.values():
+            cache.close()
+        if thread is not None:
+            thread.join(timeout=5)
+
+    def _poll(self, on_poll: Callable[[], None], on_change: Callable[[], None]) -> None:
+        wakeup, closing = self._wakeup, self._closing
+        while not closing.is_set():
+            changed = wakeup.wait(POLL_EVERY.total_seconds())
+            wakeup.clear()
+            if closing.is_set():
+                return
+            try:
+                on_poll()
+            except FleetError as error:
+                log.warning("cannot observe JobSets; continuing: %s", error)
+            except Exception:
+                log.exception("unexpected error while observing JobSets; continuing")
+            if changed:
+                on_change()
+            closing.wait(MIN_INTERVAL.total_seconds())
 
     # Reading.
 
@@ -73,7 +136,7 @@ class JobSetClient:
 
     def snapshot(self) -> JobSetSnapshot:
         """From the watch caches while they are current; includes our own writes."""
-        return self._take_snapshot(from_server=self.watch is None)
+        return self._take_snapshot(from_server=not self._caches)
 
     def confirmed(self, snapshot: JobSetSnapshot) -> JobSetSnapshot:
         return snapshot if snapshot.from_server else self.list_from_server()
@@ -126,10 +189,10 @@ class JobSetClient:
         ]
 
     def _read(self, kind: ResourceKind, *, from_server: bool) -> list[Json]:
-        watch = self.watch
-        if watch is not None:
-            return watch.list_from_server(kind) if from_server else watch.read(kind)
-        labels = None if kind is WORKLOAD else self._labels  # Workloads carry Kueue's labels only
+        cache = self._caches.get(kind)
+        if cache is not None:
+            return cache.list_from_server() if from_server else cache.read()
+        labels = self._labels[kind]
         return self._connection.list(kind, self._settings.namespace, labels=labels)[0]
 
     @contextmanager
@@ -138,9 +201,8 @@ class JobSetClient:
         try:
             yield
         finally:
-            watch = self.watch
-            if watch is not None:
-                watch.invalidate(kind)
+            if (cache := self._caches.get(kind)) is not None:
+                cache.invalidate()
 
     # Creating and deleting.
 

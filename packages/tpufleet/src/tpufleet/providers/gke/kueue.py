@@ -135,12 +135,3 @@ def _quota(accelerator: Accelerator, slices: int) -> Json:
     resources = [{"name": "google.com/tpu", "nominalQuota": accelerator.chips * slices}]
     resources += [{"name": name, "nominalQuota": amount} for name, amount in UNLIMITED.items()]
     return {"name": flavor_name(accelerator), "resources": resources}
-
-
-def manifest_files(namespace: str = "tpu-training") -> dict[str, list[Json]]:
-    """The content of deploy/k8s/queues."""
-    return {
-        "flavors.yaml": flavors(),
-        "priorities.yaml": priority_classes(),
-        "queue.yaml": [cluster_queue({"v5litepod-16": 2}), local_queue(namespace)],
-    }

@@ -28,7 +28,6 @@ from tpufleet.providers.base import (
 from tpufleet.providers.gke import keys, manifests, settings, slice_slots, slot_updates, states
 from tpufleet.providers.gke.capacity_events import CapacityEvent
 from tpufleet.providers.gke.jobset_client import JobSetClient, JobSetSnapshot, fits_order, pod_uids
-from tpufleet.providers.gke.jobset_watch import JobSetWatch
 from tpufleet.providers.gke.settings import GkeSettings
 from tpufleet.providers.gke.slice_slots import SliceSlots
 from tpufleet.providers.gke.slot_updates import SlotUpdate
@@ -62,11 +61,6 @@ class GkeProvider:
         self._lock = threading.RLock()
         self._listed_at: datetime | None = None
         self._capacity_events: tuple[datetime | None, Mapping[str, CapacityEvent]] = (None, {})
-        self._make_watch = lambda: JobSetWatch(
-            connection, settings.namespace, {keys.FLEET: fleet}, queued=bool(settings.queue),
-            on_poll=self.advance, on_change=self._notify,
-        )  # fmt: skip
-        self._watch: JobSetWatch | None = None
 
     # The Provider interface.
 
@@ -152,16 +146,13 @@ class GkeProvider:
 
     def close(self) -> None:
         """Stop watching. The slices keep running."""
-        watch, self._watch, self._jobsets.watch = self._watch, None, None
-        if watch is not None:
-            watch.close()
+        self._jobsets.close()
 
     # Specific to GKE.
 
     def start(self) -> None:
         """Watch in the background: notify the controller, and record which pods make up a slice."""
-        if self._watch is None:
-            self._watch = self._jobsets.watch = self._make_watch().start()
+        self._jobsets.start(on_poll=self.advance, on_change=self._notify)
 
     def advance(self) -> None:
         """Record slices that came up or were lost, before their pods disappear. Watches tell

@@ -112,25 +112,19 @@ class SimulatedHosts:
         due = [record for record in self._records.all() if not record.swept]
         if not due:
             return
-        self._kill_cgroups(due)
+        self._processes.kill_cgroups([group for item in due for group in _dead_cgroups(item)])
         whole = {self._slice_marker(record) for record in due if record.over}
         single = {self._marker(record, host) for record in due for host in record.killed}
         left = self._processes.kill(lambda marker: marker in single or _slice_of(marker) in whole)
         for record in due:
-            if self._cgroups_left(record):
-                log.warning("processes of slice %s are still alive in its control group", record.id)
-            elif any(_slice_of(marker) == self._slice_marker(record) for marker in left):
-                log.warning("processes of slice %s are still alive: %s", record.id, left)
+            alive = [each for each in left if _slice_of(each) == self._slice_marker(record)]
+            alive += [str(group.path) for group in _dead_cgroups(record) if group.populated]
+            if alive:
+                log.warning("processes of slice %s are still alive: %s", record.id, alive)
             elif record.released:
                 self._records.remove(record.id)
             else:
                 self._save(replace(record, swept=True))
-
-    def _kill_cgroups(self, due: Sequence[SliceRecord]) -> None:
-        self._processes.kill_cgroups([group for item in due for group in _dead_cgroups(item)])
-
-    def _cgroups_left(self, record: SliceRecord) -> bool:
-        return any(group.populated for group in _dead_cgroups(record))
 
     def _boot(self, record: SliceRecord) -> SliceRecord:
         """Start one agent per host. `booting` is recorded first: after a crash in between, the

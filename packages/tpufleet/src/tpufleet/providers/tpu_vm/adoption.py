@@ -37,10 +37,7 @@ def adopted_as(node: tpu_v2.Node) -> SliceId | None:
 def check(node: tpu_v2.Node | None, order: Order) -> tpu_v2.Node:
     """BadRequest if this node cannot become the slice of the order."""
     if node is None:
-        raise BadRequest(
-            f"no TPU VM {order.node} in {order.zone}; list them with "
-            f"`tpu vm status --zone {order.zone}`"
-        )
+        raise naming.no_such_node(order.node, order.zone)
     fleet, known = node.labels.get(naming.FLEET), adopted_as(node)
     if fleet is not None and fleet != naming.label_value(order.fleet):
         raise BadRequest(f"TPU VM {order.node} in {order.zone} belongs to the fleet {fleet}")

@@ -19,14 +19,14 @@ GUEST_DEADLINE = 3.0  # an explanation must not delay a listing
 PAGE_SIZE = 500
 
 
-def connect(endpoint: str = "") -> tpu_v2.TpuClient:
+def connect(endpoint: str = "", version: Any = tpu_v2) -> Any:
     """Google's client, or one for an emulator if an endpoint is given."""
     if not endpoint:
-        return tpu_v2.TpuClient()
+        return version.TpuClient()
     import grpc
-    from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
 
-    return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=grpc.insecure_channel(endpoint)))
+    transport = version.TpuClient.get_transport_class("grpc")
+    return version.TpuClient(transport=transport(channel=grpc.insecure_channel(endpoint)))
 
 
 class TpuApi:

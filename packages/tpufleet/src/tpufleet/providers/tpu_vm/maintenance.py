@@ -11,6 +11,8 @@ from typing import Any
 from google.api_core import exceptions as google
 from google.auth import exceptions as auth
 
+from tpufleet.providers.tpu_vm import api
+
 log = logging.getLogger(__name__)
 
 # Announced days ahead, so rarely is enough.
@@ -19,16 +21,9 @@ DEADLINE = 10.0
 
 
 def connect(endpoint: str = "") -> Any:
-    """Google's client for v2alpha1, or one for an emulator if an endpoint is given."""
     from google.cloud import tpu_v2alpha1
 
-    if not endpoint:
-        return tpu_v2alpha1.TpuClient()
-    import grpc
-    from google.cloud.tpu_v2alpha1.services.tpu.transports import TpuGrpcTransport
-
-    channel = grpc.insecure_channel(endpoint)
-    return tpu_v2alpha1.TpuClient(transport=TpuGrpcTransport(channel=channel))
+    return api.connect(endpoint, tpu_v2alpha1)
 
 
 class MaintenanceWindows:

@@ -64,7 +64,8 @@ class ManualNodes:
         self, zone: str, name: str, request: NodeRequest, tries: int, delay: float
     ) -> CreatedNode:
         """Create it and wait until it is READY. Retries temporary errors."""
-        for left in range(tries, 0, -1):
+        left = tries
+        while True:
             try:
                 operation_name = self._begin(zone, name, request)
                 node = self._await_ready(zone, name, operation_name)
@@ -76,7 +77,7 @@ class ManualNodes:
                     raise
                 self._report_node(name, f"{error}; retrying in {delay:g} s")
                 self._sleep(delay)
-        raise NoCapacity(f"no capacity for {name} after {tries} attempts")
+                left -= 1
 
     def delete(self, zone: str, name: str) -> bool:
         """Delete it and wait until it is gone. False if it did not exist."""
@@ -124,7 +125,7 @@ class ManualNodes:
         """Attach these data disks, or those of the settings, if missing. Returns the new ones."""
         node = self._api.get_node(self._path(zone, name))
         if node is None:
-            raise BadRequest(f"no TPU VM {name} in {zone}")
+            raise naming.no_such_node(name, zone)
         requested = [DataDisk(source=disk, read_only=read_only) for disk in disks]
         attached = {disk.source_disk for disk in node.data_disks}
         missing = [

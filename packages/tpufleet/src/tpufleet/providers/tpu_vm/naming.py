@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from tpufleet.errors import BadRequest
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.base import Order
@@ -45,6 +46,10 @@ class TpuLocation(msgspec.Struct, frozen=True, kw_only=True):
 
     def queued(self, queued_id: str) -> str:
         return f"{self.path}/queuedResources/{queued_id}"
+
+
+def no_such_node(name: str, zone: str) -> BadRequest:
+    return BadRequest(f"no TPU VM {name} in {zone}; `tpu vm fleet list` lists them")
 
 
 def short_name(name: str) -> str:

@@ -19,6 +19,7 @@ from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 from tpufleet.providers.tpu_vm.preflight_accounts import (
     check_hosts_account,
     default_account_of,
+    grant,
     unknown,
 )
 from tpufleet.providers.tpu_vm.preflight_server import (
@@ -89,6 +90,9 @@ class Preflight:
     def _gcloud(self, words: str) -> str:
         return f"gcloud {words} --project {self._project}"
 
+    def _grant(self, resource: str, role: str) -> str:
+        return grant(resource, f'"{self._rest.principal}"', role)
+
     def _project_exists(self) -> Iterator[Check]:
         answer = self._rest.get("projects", f"v1/projects/{self._project}")
         if answer.status == 200:
@@ -123,10 +127,7 @@ class Preflight:
                 yield unknown(self._project, role, answer)
                 continue
             lacking = sorted(set(permissions) - set(answer.body.get("permissions", ())))
-            fix = (
-                f"gcloud projects add-iam-policy-binding {self._project} "
-                f'--member="{self._rest.principal}" --role={role}'
-            )
+            fix = self._grant(f"projects {self._project}", role)
             missing = f"missing {', '.join(lacking)}"
             yield failed(role, missing, fix) if lacking else ok(role, "granted")
 
@@ -144,10 +145,8 @@ class Preflight:
             yield failed(
                 "service account",
                 f"may not attach {account} to hosts",
-                self._gcloud(
-                    f"iam service-accounts add-iam-policy-binding {account} "
-                    f'--member="{self._rest.principal}" --role=roles/iam.serviceAccountUser'
-                ),
+                self._grant(f"iam service-accounts {account}", "roles/iam.serviceAccountUser")
+                + f" --project {self._project}",
             )
 
     def _zones(self) -> Iterator[Check]:
@@ -348,10 +347,7 @@ class Preflight:
         ).body.get("permissions", ())
         lacking = sorted(set(BUCKET_PERMISSIONS) - set(granted))
         if lacking:
-            fix = (
-                f"gcloud storage buckets add-iam-policy-binding gs://{name} "
-                f'--member="{self._rest.principal}" --role=roles/storage.objectUser'
-            )
+            fix = self._grant(f"storage buckets gs://{name}", "roles/storage.objectUser")
             yield failed("bucket", f"gs://{name}: missing {', '.join(lacking)}", fix)
         else:
             yield ok("bucket", f"gs://{name} can be read and written")

@@ -37,11 +37,16 @@ def grants_for_server(rest: GoogleRest, project: str, account: str) -> list[str]
     if granted & {"roles/owner", "roles/editor"}:
         return []
     return [
-        f"gcloud projects add-iam-policy-binding {project} "
-        f"--member=serviceAccount:{account} --role={role}"
+        grant(f"projects {project}", f"serviceAccount:{account}", role)
         for role in SERVER_ROLES
         if role not in granted
     ]
+
+
+def grant(resource: str, member: str, role: str) -> str:
+    """The command. `resource` as gcloud writes it: `projects my-project`."""
+    kind, _, name = resource.rpartition(" ")
+    return f"gcloud {kind} add-iam-policy-binding {name} --member={member} --role={role}"
 
 
 def default_account_of(rest: GoogleRest, project: str) -> str:
@@ -66,10 +71,7 @@ def check_hosts_account(rest: GoogleRest, project: str, account: str, bucket: st
     of_bucket = rest.get("storage", f"storage/v1/b/{bucket}/iam")
     of_project = rest.post("projects", f"v1/projects/{project}:getIamPolicy", {})
     granted = _roles(of_bucket.body, account) | _roles(of_project.body, account)
-    fix = (
-        f"gcloud storage buckets add-iam-policy-binding gs://{bucket} "
-        f"--member=serviceAccount:{account} --role={ROLE}"
-    )
+    fix = grant(f"storage buckets gs://{bucket}", f"serviceAccount:{account}", ROLE)
     if granted & SUFFICIENT:
         return ok(NAME, f"{account} can use gs://{bucket}")
     for answer in (of_bucket, of_project):

@@ -7,14 +7,9 @@ from pathlib import Path
 import click
 
 from tpufleet.views.cli.entry_points import registered
-from tpufleet.views.cli.registry import LazyGroup, SharedOptions
+from tpufleet.views.cli.registry import SharedLazyGroup
 
-
-class _ClusterGroup(SharedOptions, LazyGroup):
-    pass
-
-
-cluster = _ClusterGroup(
+cluster = SharedLazyGroup(
     name="cluster",
     sections={
         "Commands": {k: v for table in registered("tpufleet.cluster") for k, v in table.items()}

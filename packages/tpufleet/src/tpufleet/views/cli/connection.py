@@ -94,7 +94,7 @@ def client_for(
 def _server_option() -> str | None:
     context = click.get_current_context(silent=True)
     url = context.meta.get("tpufleet.server") if context is not None else None
-    return config.check_server_url(url, "--server") if url is not None else None
+    return None if url is None else config.checked(config.parse_server_url, url, "--server")
 
 
 def _started(read: config.Config, announce: bool) -> str:

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import click
+
 from tpufleet.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeAddress:
+    name: str
+    zone: str
+    project: str = ""
+
+    def ssh(self, worker: str, command: Sequence[str] | str | None = None) -> list[str]:
+        """The argument vector of gcloud. The remote side is a shell: a text is a line for it, and
+        the words of a sequence are quoted for it."""
+        line = command if isinstance(command, str) else shlex.join(command or ()) or None
+        argv = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", self.name, f"--zone={self.zone}",
+                f"--worker={worker}"]  # fmt: skip
+        if self.project:
+            argv.append(f"--project={self.project}")
+        return argv if line is None else [*argv, f"--command={line}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,24 +38,13 @@ class SshResult:
     timed_out: bool = False
 
 
-def ssh(
-    name: str, zone: str, project: str | None, worker: str, command: Sequence[str] = ()
-) -> list[str]:
-    """The argument vector of gcloud. The remote side is a shell, so arguments are quoted for it."""
-    return ssh_script(name, zone, project, worker, shlex.join(command) or None)
-
-
-def ssh_script(
-    name: str, zone: str, project: str | None, worker: str, command: str | None
-) -> list[str]:
-    """The same for a command line that the remote shell interprets."""
-    argv = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", name, f"--zone={zone}",
-            f"--worker={worker}"]  # fmt: skip
-    if project:
-        argv.append(f"--project={project}")
-    if command is not None:
-        argv.append(f"--command={command}")
-    return argv
+def replace_process(argv: list[str], dry_run: bool) -> None:
+    """With gcloud; or only show the command."""
+    if dry_run:
+        click.echo(shlex.join(argv))
+        return
+    require_gcloud()
+    os.execvp(argv[0], argv)
 
 
 def require_gcloud() -> None:

@@ -52,6 +52,17 @@ def example(line: str) -> str:
     return f"\b\nExample:\n  {line}\n"
 
 
+def options(*decorators: Any) -> Callable[[Any], Any]:
+    """Several options and arguments as one decorator."""
+
+    def add(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return add
+
+
 def as_json() -> bool:
     """Whether the command that runs was given --json."""
     context = click.get_current_context(silent=True)
@@ -139,7 +150,8 @@ def print_table(
     elif is_terminal():
         _rich_table(titles, styled, droppable, whole)
     else:
-        _plain_table(titles, styled)
+        lines = aligned([titles, *([value for value, _ in row] for row in styled)])
+        click.echo("\n".join(lines))
 
 
 def print_fields(pairs: Iterable[tuple[str, Cell]]) -> None:
@@ -212,12 +224,13 @@ def _table_width(widths: Mapping[str, int]) -> int:
     return sum(widths.values()) + GAP * (len(widths) - 1)
 
 
-def _plain_table(titles: Sequence[str], rows: list[list[tuple[str, str]]]) -> None:
-    lines = [list(titles), *([value for value, _ in row] for row in rows)]
-    widths = [max(len(cells[index]) for cells in lines) for index in range(len(titles))]
-    for cells in lines:
-        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        click.echo("  ".join(padded).rstrip())
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, without truncation."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 class CommandGroup(click.Group):
@@ -281,6 +294,13 @@ def options_as_terms(args: Sequence[str], options: Collection[str]) -> list[str]
     return [*kept, *(f"{name}:{','.join(values)}" for name, values in terms.items())]
 
 
+def read_secret(question: str) -> str:
+    """From standard input, or prompted for; never an argument, which others could see."""
+    if sys.stdin.isatty():
+        return str(click.prompt(question, hide_input=True, err=True))
+    return sys.stdin.read().removesuffix("\n")
+
+
 def confirm(question: str, yes: bool) -> None:
     """Ask on a terminal; elsewhere --yes is required."""
     if yes:
@@ -288,6 +308,12 @@ def confirm(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise HintedUsageError("not a terminal; pass --yes to confirm")
     click.confirm(question, abort=True)
+
+
+def require_any(options: Mapping[str, object]) -> None:
+    """Of these options, which change something, at least one has to be given."""
+    if all(value in (None, ()) for value in options.values()):
+        raise HintedUsageError(f"nothing to change; pass one of {', '.join(options)}")
 
 
 def require_one(options: Mapping[str, object]) -> None:

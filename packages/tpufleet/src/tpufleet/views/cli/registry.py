@@ -247,6 +247,10 @@ class SharedOptions(click.Group):
         return command
 
 
+class SharedLazyGroup(SharedOptions, LazyGroup):
+    """Both."""
+
+
 def shared_option(name: str) -> Any:
     """What was given for an option of a group above the command that runs."""
     context: click.Context | None = click.get_current_context()

@@ -23,6 +23,7 @@ from tpufleet.views import text
 from tpufleet.views.cli.jobs.compare import code_lines, comparison_table, plot_lines
 from tpufleet.views.cli.jobs.jobs import names_owner
 from tpufleet.views.cli.jobs.resume import changes_from_line
+from tpufleet.views.cli.output import aligned
 from tpufleet.views.top import tables
 from tpufleet.views.top.dialogs import LineDialog, LogDialog, QuestionDialog, TextDialog
 from tpufleet.views.top.tables import COLUMNS, FleetView, Tab, TableRow
@@ -469,11 +470,3 @@ class TopApp(App[None]):
 def _cell(cell: tables.Cell) -> Text:
     style = "" if isinstance(cell, str) else cell[1]
     return Text(tables.shown(cell), style=style, no_wrap=True, overflow="ellipsis")
-
-
-def aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -12,7 +12,7 @@ from tpufleet.model.events import Event
 from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views import text
-from tpufleet.views.cli.jobs.queue import because
+from tpufleet.views.cli.jobs.queue import because, starts
 from tpufleet.views.cli.output import Cell, column_widths
 
 MAX_EVENTS = 500
@@ -124,15 +124,12 @@ def _slice(row: SliceRow, job: str) -> TableRow:
 
 
 def _waiting(entry: QueueEntry, now: datetime) -> TableRow:
-    row, starts = entry.job, "-"
-    if entry.earliest_start is not None:
-        later = text.local_time(entry.earliest_start)[:-3]
-        starts = "now" if entry.earliest_start <= now else f"by {later}"
+    row = entry.job
     return TableRow(
         row.id,
         (
             entry.queue, str(entry.position or "held"), row.name, row.owner,
-            f"{row.slices}×{short_name(row.accelerator)}", str(row.priority), starts,
+            f"{row.slices}×{short_name(row.accelerator)}", str(row.priority), starts(entry, now),
             because(entry),
         ),
         f"{row.name} ({row.id}): {because(entry)}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -21,23 +21,20 @@ JOBS_PER_REQUEST = 100  # deletion takes a while for each; a request must not ti
 NAMED_JOBS = 10  # more are counted
 
 
-def _selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option(
-            "--all-users", "-a", is_flag=True, help="Jobs of all users; requires the admin role."
-        ),
-        output.repeatable(
-            "--state",
-            type=click.Choice(sorted(state.value for state in ENDED_STATES)),
-            help="Only jobs in this state (default: any).",
-        ),
-        click.option(
-            "--older-than", type=Duration(), help="Only jobs that ended this long ago: 12h, 14d."
-        ),
-        click.argument("jobs", metavar="[JOB…]", nargs=-1),
-    ):
-        command = option(command)
-    return command
+_selection_options = output.options(
+    click.argument("jobs", metavar="[JOB…]", nargs=-1),
+    click.option(
+        "--older-than", type=Duration(), help="Only jobs that ended this long ago: 12h, 14d."
+    ),
+    output.repeatable(
+        "--state",
+        type=click.Choice(sorted(state.value for state in ENDED_STATES)),
+        help="Only jobs in this state (default: any).",
+    ),
+    click.option(
+        "--all-users", "-a", is_flag=True, help="Jobs of all users; requires the admin role."
+    ),
+)
 
 
 @click.command(

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import click
 
-from tpufleet.errors import BadInput
 from tpufleet.model.api_types import JobChanges
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.jobs.jobs import names_owner
+from tpufleet.views.cli.jobs.jobs import EMPTY_FILTER, names_owner
 from tpufleet.views.cli.output import json_option
 
 
@@ -44,8 +43,9 @@ def edit(
 ) -> None:
     """Change the name, tags, notes or priority of a live or ended JOB."""
     changes = JobChanges(name=name, add_tags=tags, remove_tags=untag, notes=note, priority=priority)
-    if changes == JobChanges():
-        raise BadInput("nothing to change; pass --name, --tag, --untag, --note or --priority")
+    output.require_any(
+        {"--name": name, "--tag": tags, "--untag": untag, "--note": note, "--priority": priority}
+    )
     output.require_one({"JOB": job, "--query": query is not None and query.strip()})
     with connection.connect() as client:
         refs: list[str] = [job] if job is not None else []
@@ -66,4 +66,4 @@ def edit(
             + (f", notes: {text.one_line(row.notes)}" if row.notes else "")
         )
     if not rows:
-        output.print_status("no jobs match")
+        output.print_status(EMPTY_FILTER)

@@ -18,20 +18,21 @@ from tpufleet.views.cli.jobs import waiting_table
 
 
 class Screen(Protocol):
-    shows_waiting: bool  # whether `waiting` draws anything
+    shows_waiting: bool = False  # whether `waiting` draws anything
 
     def row(self, row: JobRow) -> None: ...
     def event(self, event: Event) -> None: ...
     def log(self, line: LogLine) -> None: ...
     def waiting(self, row: JobRow, explanation: JobExplanation | None) -> None:
-        """Where the only job looks for capacity; None: it no longer does."""
-        ...
+        """Where the only job looks for capacity; None: it no longer does. Events say it too."""
+        return
 
     def note(self, message: str) -> None:
         """A message about the connection, not about the job."""
-        ...
+        click.echo(message, err=True)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        sys.stdout.flush()
 
 
 def screen() -> Screen:
@@ -40,10 +41,8 @@ def screen() -> Screen:
     return TerminalScreen() if sys.stdout.isatty() else PlainScreen()
 
 
-class JsonScreen:
+class JsonScreen(Screen):
     """One JSON object per line, each with its kind."""
-
-    shows_waiting = False
 
     def row(self, row: JobRow) -> None:
         self._print("job", row)
@@ -54,23 +53,12 @@ class JsonScreen:
     def log(self, line: LogLine) -> None:
         self._print("log", line)
 
-    def waiting(self, row: JobRow, explanation: JobExplanation | None) -> None:
-        """In the events."""
-
-    def note(self, message: str) -> None:
-        click.echo(message, err=True)
-
-    def close(self) -> None:
-        sys.stdout.flush()
-
     def _print(self, kind: str, value: object) -> None:
         click.echo(encoding.to_json({"kind": kind, kind: value}))
 
 
-class PlainScreen:
+class PlainScreen(Screen):
     """One line per event and log line; progress every 5 %, or every 100 steps without a total."""
-
-    shows_waiting = False
 
     def __init__(self) -> None:
         self._shown: dict[JobId, tuple[int, int]] = {}
@@ -96,17 +84,8 @@ class PlainScreen:
         shown = text.program_output(line.line) if sys.stdout.isatty() else line.line
         click.echo(f"[{line.host}] {shown}")
 
-    def waiting(self, row: JobRow, explanation: JobExplanation | None) -> None:
-        """In the events."""
 
-    def note(self, message: str) -> None:
-        click.echo(message, err=True)
-
-    def close(self) -> None:
-        sys.stdout.flush()
-
-
-class TerminalScreen:
+class TerminalScreen(Screen):
     """A progress bar per job at the bottom, and while the only job waits, a table of the sources of
     capacity that it may use; events and log lines scroll above."""
 

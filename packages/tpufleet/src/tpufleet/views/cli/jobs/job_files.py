@@ -31,12 +31,11 @@ def documents(content: str, source: str) -> list[dict[str, Any]]:
         loaded = [item for item in items if item is not None]
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from error
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise BadInput(f"{source}: {line}invalid YAML: {error.problem}") from error
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{source}: invalid YAML: {problem}") from error
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or (str(error) or type(error).__name__)
+        raise BadInput(f"{source}: {line}invalid YAML: {problem.splitlines()[0]}") from error
     if not loaded:
         raise BadInput(f"{source}: empty file; `command` and `accelerator` are required")
     for item in loaded:

@@ -13,7 +13,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.job.job_file import FIELDS
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.schema import Row
-from tpufleet.views.cli.output import repeatable
+from tpufleet.views.cli.output import options, repeatable
 
 _CAPACITY = "tpufleet.capacity"
 
@@ -91,21 +91,15 @@ def _capacity_flag(kind: Capacity) -> Callable[[Any], Any]:
     )
 
 
-OPTIONS = tuple(option for field in FIELDS for option in _options(field))
-
-
-def spec_options(command: Any) -> Any:
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
+spec_options = options(*(option for field in FIELDS for option in _options(field)))
 
 
 def plain_from(
-    accelerator: str, command: tuple[str, ...], capacity: list[str], options: dict[str, Any]
+    accelerator: str, command: tuple[str, ...], capacity: list[str], given: dict[str, Any]
 ) -> dict[str, Any]:
     """The job file that these options are equivalent to, without the options not given."""
     document: dict[str, Any] = {"accelerator": accelerator, "command": command_of(command)}
-    values = {**options, "capacity": capacity}
+    values = {**given, "capacity": capacity}
     for field in FIELDS:
         if field.name in values:
             value = _document_value(field, values[field.name])

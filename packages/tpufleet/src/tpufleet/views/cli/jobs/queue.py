@@ -51,17 +51,21 @@ def queue(pool: str | None, user: str | None, mine: bool) -> None:
     )
 
 
+def starts(entry: QueueEntry, now: datetime) -> str:
+    """At the latest."""
+    if entry.earliest_start is None:
+        return "-"
+    soon = entry.earliest_start <= now
+    return "now" if soon else f"by {text.local_time(entry.earliest_start)[:-3]}"
+
+
 def _cells(entry: QueueEntry, now: datetime) -> list[Cell]:
     row = entry.job
-    starts = "-"
-    if entry.earliest_start is not None:
-        soon = entry.earliest_start <= now
-        starts = "now" if soon else f"by {text.local_time(entry.earliest_start)[:-3]}"
     return [
         short_name(entry.queue), str(entry.position or "held"), f"{row.name} ({row.id[:6]})",
         row.owner,
         f"{row.slices}×{short_name(row.accelerator)}", str(row.priority),
-        f"{entry.owner_chip_hours:g}", starts, because(entry),
+        f"{entry.owner_chip_hours:g}", starts(entry, now), because(entry),
     ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,27 +45,24 @@ class _CommandWithNewCommand(click.Command):
         return [*super().collect_usage_pieces(context), "[-- CMD…]"]
 
 
-def _resubmit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        json_option,
-        output.detach_option,
-        output.repeatable(
-            "--set", "settings", metavar="PATH=VALUE", help="Override a field, such as name."
-        ),
-        output.repeatable("--tag", "tags", metavar="TAG", help="Add a tag. Repeatable."),
-        click.option("--type", "accelerator", metavar="TYPE", help="Type of slice, as for `run`."),
-        click.option(
-            "--new-code",
-            metavar="[DIR]",
-            is_flag=False,
-            flag_value=".",
-            help="Use the code in DIR (default: the current folder), not that of JOB.",
-        ),
-        click.argument("arguments", metavar="[KEY=VALUE…]", nargs=-1),
-        click.argument("job"),
-    ):
-        command = option(command)
-    return command
+_resubmit_options = output.options(
+    click.argument("job"),
+    click.argument("arguments", metavar="[KEY=VALUE…]", nargs=-1),
+    click.option(
+        "--new-code",
+        metavar="[DIR]",
+        is_flag=False,
+        flag_value=".",
+        help="Use the code in DIR (default: the current folder), not that of JOB.",
+    ),
+    click.option("--type", "accelerator", metavar="TYPE", help="Type of slice, as for `run`."),
+    output.repeatable("--tag", "tags", metavar="TAG", help="Add a tag. Repeatable."),
+    output.repeatable(
+        "--set", "settings", metavar="PATH=VALUE", help="Override a field, such as name."
+    ),
+    output.detach_option,
+    json_option,
+)
 
 
 @click.command(

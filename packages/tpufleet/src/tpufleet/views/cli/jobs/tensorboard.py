@@ -67,7 +67,7 @@ def tensorboard(
     """
     if not jobs and not logdir:
         raise BadInput("name a job, or a folder with --logdir")
-    config.check_listen_address(listen, "--listen")
+    config.checked(config.parse_listen_address, listen, "--listen")
     program = [] if only_write else find_program()
     with contextlib.ExitStack() as stack:
         root = only_write or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpu-")))

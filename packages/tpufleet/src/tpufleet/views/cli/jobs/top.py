@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from tpufleet.errors import BadInput, install_command
+from tpufleet.errors import BadInput, optional_packages
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.settings.preferences import use_time_zone
 
@@ -22,15 +22,8 @@ def top(query: tuple[str, ...]) -> None:
     `l` shows logs, `w` explains, `r` resumes, `R` reruns with edits, `c` cancels, `t` tags, `n`
     writes a note, space marks, `x` compares the marked jobs, `q` quits.
     """
-    try:
+    with optional_packages("tpu top", "top"):
         from tpufleet.views.top.app import TopApp
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "textual":
-            raise
-        raise BadInput(
-            "tpu top needs Textual, which is not installed\n"
-            f"  next: {install_command('tpufleet[top]')}"
-        ) from error
     if not (output.is_terminal() and sys.stdin.isatty()):
         raise BadInput("tpu top needs a terminal\n  next: tpu jobs, or tpu jobs --json")
     with connection.connect() as client:

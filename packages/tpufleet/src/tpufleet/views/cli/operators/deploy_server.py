@@ -97,11 +97,7 @@ def server(
     if dry_run:
         _show_plan(plan, price, settings.project, settings.zone)
         return
-
-    def report(line: str) -> None:
-        output.print_status(line)
-
-    vm = deployment.server_vm(config, settings, report)
+    vm = deployment.server_vm(config, settings, output.print_status)
     if delete:
         output.confirm(
             f"Delete {name} in {settings.zone}? Slices that it manages keep running and costing: "
@@ -125,10 +121,9 @@ def server(
     folder = config.home / "deployed" / name
     token = _token(folder, deployment.new_token)
     source = (bundle, bundle_sha256) if bundle and bundle_sha256 else None
-    installed = source or deployment.build_bundle(config, report, python_folder)
-    vm = deployment.server_vm(
-        config, deployment.with_server(config, settings, installed, token), report
-    )
+    installed = source or deployment.build_bundle(config, output.print_status, python_folder)
+    settings = deployment.with_server(config, settings, installed, token)
+    vm = deployment.server_vm(config, settings, output.print_status)
     address = vm.create()
     ca = vm.wait_until_ready()
     (folder / "ca.pem").write_text(ca)

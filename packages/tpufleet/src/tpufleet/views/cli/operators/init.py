@@ -104,7 +104,7 @@ def _server(
         if cert or key or insecure_http:
             raise BadInput("--tls-cert, --tls-key and --insecure-http require --public-url")
         return {}
-    parts = urlsplit(config.check_server_url(public_url, "--public-url"))
+    parts = urlsplit(config.checked(config.parse_server_url, public_url, "--public-url"))
     if (cert is None) != (key is None):
         raise BadInput("--tls-cert and --tls-key: pass both")
     document: dict[str, Any] = {"public_url": public_url}

@@ -97,9 +97,9 @@ def serve(
         output.print_result(result, outcome)
         return
     if listen is not None:
-        config.check_listen_address(listen, "--listen")
-    if enable:
-        config.check_providers(enable, "--enable")
+        config.checked(config.parse_listen_address, listen, "--listen")
+    for name in enable:
+        config.checked(config.parse_provider, name, "--enable")
     settings = connection.settings(serve=True, enable=enable, tls_options=bool(tls_cert or tls_key))
     # uvicorn shuts down on SIGTERM, then raises it again: by default that would kill the process
     # before the server has cleaned up. As an exception it passes through every `finally`.

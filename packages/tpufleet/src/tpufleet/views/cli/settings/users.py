@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 
 import click
@@ -39,10 +38,7 @@ shared_option = click.option("--shared", is_flag=True, help="The secret of all u
 @json_option
 def set_secret(name: str, shared: bool) -> None:
     """Store a value under NAME. It is read from standard input or prompted for."""
-    if sys.stdin.isatty():
-        value = click.prompt(f"Value of {name}", hide_input=True, err=True)
-    else:
-        value = sys.stdin.read().removesuffix("\n")
+    value = output.read_secret(f"Value of {name}")
     if not value:
         raise BadInput(f"{name}: empty value; pipe it in: tpu secret set {name} < FILE")
     with connection.connect(start=True) as client:  # users set secrets before their first job

@@ -14,11 +14,11 @@ from tpufleet.model.api_types import SliceRow
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.slices import SliceId, SliceState
 from tpufleet.model.tpu.type_lookup import short_name
-from tpufleet.views.cli import connection, gcloud, output
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.gcloud import NodeAddress
 from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.vm import remote_commands
 from tpufleet.views.cli.vm.outcomes import NodeResult
-from tpufleet.views.cli.vm.remote_commands import NodeAddress
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -144,5 +144,5 @@ def _install(node: str, zone: str, slice_id: str) -> None:
 
 
 def _by_hand(node: str, zone: str) -> str:
-    argv = gcloud.ssh(node, zone, None, "all", remote_commands.STARTUP_COMMAND)
+    argv = NodeAddress(name=node, zone=zone).ssh("all", remote_commands.STARTUP_COMMAND)
     return f"  next: run the startup script on every host, or restart the node:\n{shlex.join(argv)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -75,19 +75,21 @@ def cost(by: str, since: datetime | None, show_prices: bool) -> None:
     with connection.connect() as client:
         rows = client.costs(since).rows
     totals: dict[str, CostTotal] = {}
+    total = CostTotal("total")
     for row in rows:
         label = GROUPINGS[by](row)
-        _add(totals.setdefault(label, CostTotal(label)), row, table)
+        for item in (totals.setdefault(label, CostTotal(label)), total):
+            _add(item, row, table)
     ordered = sorted(
         totals.values(), key=lambda item: (-item.usd, -item.simulated_usd, -item.chip_hours)
     )
-    shown = [*ordered, total(ordered)] if len(ordered) > 1 else ordered
+    shown = [*ordered, total] if len(ordered) > 1 else ordered
     output.print_table(
         (by.upper(), "CHIP HOURS", "USEFUL", "LOST", "UNKNOWN", "COST", "LOST COST"),
         (cells(item) for item in shown),
         "no cost yet" if since is None else "nothing was billed since then",
         droppable=("LOST COST", "UNKNOWN", "LOST"),
-        value={"by": by, "rows": ordered, "usd": sum(item.usd for item in ordered)},
+        value={"by": by, "rows": ordered, "usd": total.usd},
     )
 
 
@@ -106,30 +108,15 @@ def _add(item: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Pric
     item.priced &= usd is not None
 
 
-def total(rows: Sequence[CostTotal]) -> CostTotal:
-    return CostTotal(
-        "total",
-        chip_hours=sum(row.chip_hours for row in rows),
-        useful=sum(row.useful for row in rows),
-        lost=sum(row.lost for row in rows),
-        unknown=sum(row.unknown for row in rows),
-        usd=sum(row.usd for row in rows),
-        lost_usd=sum(row.lost_usd for row in rows),
-        simulated_usd=sum(row.simulated_usd for row in rows),
-        lost_simulated_usd=sum(row.lost_simulated_usd for row in rows),
-        priced=all(row.priced for row in rows),
-    )
-
-
 def cells(item: CostTotal) -> tuple[str, ...]:
     dollars = _dollars(item.usd, item.simulated_usd)
     share = f" ({item.useful / item.chip_hours:.0%})" if item.chip_hours else ""
     return (
         item.label,
-        f"{prices.amount(item.chip_hours)}",
+        prices.amount(item.chip_hours),
         f"{prices.amount(item.useful)}{share}",
-        f"{prices.amount(item.lost)}",
-        f"{prices.amount(item.unknown)}",
+        prices.amount(item.lost),
+        prices.amount(item.unknown),
         dollars + ("" if item.priced else " + unpriced"),
         _dollars(item.lost_usd, item.lost_simulated_usd),
     )

@@ -163,8 +163,7 @@ def _not_a_formula(shown: str) -> str:
 @json_option
 def set_(name: str, alias: str | None, note: str | None, belongs_to: str | None) -> None:
     """Change what people wrote about the slice, pool or alias NAME."""
-    if alias is None and note is None and belongs_to is None:
-        raise BadInput("nothing to change; pass --alias, --note or --belongs-to")
+    output.require_any({"--alias": alias, "--note": note, "--belongs-to": belongs_to})
     change = InventoryChange(alias=alias, note=note, belongs_to=belongs_to)
     with connection.connect() as client:
         written = client.annotate(name, change)

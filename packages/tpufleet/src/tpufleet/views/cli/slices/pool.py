@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import fields, replace
-from datetime import timedelta
 from typing import Any
 
 import click
@@ -25,6 +23,9 @@ from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, example, json_option, yes_option
 from tpufleet.views.cli.parameter_types import Duration
+
+# What an option can reset: the fields of a pool.
+CLEARABLE = {"member": "members", "per-user": "slices_per_user", "zone": "zones", "pod": "pod"}
 
 
 @click.group(epilog=example("tpu pool create lab v5e-16 --largest 4"))
@@ -54,14 +55,18 @@ def pool() -> None:
     type=click.IntRange(min=0),
     help="Number of slices kept ready.",
 )
-@output.repeatable("--zone", help="Zone; repeatable, in order of preference.")
+@output.repeatable("--zone", "zones", help="Zone; repeatable, in order of preference.")
 @output.repeatable(
     "--capacity",
     type=click.Choice([kind.value for kind in Capacity]),
     help="Capacity kind; repeatable, in order of preference (default: spot).",
 )
-@output.repeatable("--member", help="User who may use it; repeatable (default: all users).")
-@click.option("--per-user", type=click.IntRange(min=1), help="Maximum slices per user.")
+@output.repeatable(
+    "--member", "members", help="User who may use it; repeatable (default: all users)."
+)
+@click.option(
+    "--per-user", "slices_per_user", type=click.IntRange(min=1), help="Maximum slices per user."
+)
 @click.option(
     "--supersede/--no-supersede",
     default=False,
@@ -69,7 +74,7 @@ def pool() -> None:
 )
 @click.option(
     "--hold-after-failure",
-    "hold",
+    "hold_after_failure",
     type=Duration(),
     default="0s",
     show_default=True,
@@ -89,7 +94,7 @@ def pool() -> None:
 )
 @output.repeatable(
     "--clear",
-    type=click.Choice(["member", "per-user", "zone", "pod"]),
+    type=click.Choice(list(CLEARABLE)),
     help="Reset this setting of an existing pool to its default; repeatable.",
 )
 @yes_option
@@ -99,63 +104,41 @@ def create(
     context: click.Context,
     name: str,
     accelerator: str | None,
-    provider: str,
-    largest: int,
-    smallest: int,
-    zone: tuple[str, ...],
-    capacity: tuple[str, ...],
-    member: tuple[str, ...],
-    per_user: int | None,
-    supersede: bool,
-    hold: timedelta,
-    idle_after: timedelta,
-    pod: tuple[str, ...],
     clear: tuple[str, ...],
     yes: bool,
+    **values: Any,
 ) -> None:
     """Create pool NAME of slices of TYPE, or change one: a TYPE and options that are not given keep
     their values. If no server is configured, one is started on this machine."""
-    largest_given = _is_given(context, "largest")
-    cleared = {option.replace("-", "_") for option in clear}
+    too_small = "--smallest: must not be larger than --largest"
+    known = _is_given(context, "largest")
     errors = [
         *(f"name: {error}" for error in [label_error(name)] if error),
         *(
             f"--clear {option}: not together with --{option}"
             for option in clear
-            if _is_given(context, option.replace("-", "_"))
+            if _is_given(context, CLEARABLE[option])
         ),
-        *(f"--zone: {error}" for error in map(zone_error, zone) if error),
-        *(
-            ["--smallest: must not be larger than --largest"]
-            if largest_given and smallest > largest
-            else []
-        ),
+        *(f"--zone: {error}" for error in map(zone_error, values["zones"]) if error),
+        *([too_small] if known and values["smallest"] > values["largest"] else []),
     ]
     if errors:
         raise BadInput("\n".join(errors))
-    wanted = Pool(
-        name=name,
-        provider=provider,
-        accelerator=type_lookup.find(accelerator).name if accelerator is not None else "",
-        largest=largest,
-        smallest=smallest,
-        zones=zone,
-        capacity=tuple(Capacity(kind) for kind in capacity) or (Capacity.SPOT,),
-        members=member,
-        slices_per_user=per_user,
-        supersede=supersede,
-        idle_after=idle_after,
-        hold_after_failure=hold,
-        pod=pod_settings.parse_pod(dict(item.partition("=")[::2] for item in pod)),
-    )
+    capacity = tuple(Capacity(kind) for kind in values["capacity"]) or (Capacity.SPOT,)
+    pod = pod_settings.parse_pod(dict(item.partition("=")[::2] for item in values["pod"]))
+    kind = type_lookup.find(accelerator).name if accelerator is not None else ""
+    values |= {"accelerator": kind, "capacity": capacity, "pod": pod}
+    wanted = Pool(name=name, **values)
     with connection.connect(start=True) as client:
         before = next((each for each in client.pools() if each.name == name), None)
         if before is not None:
-            wanted = replace(wanted, **_kept(context, before, cleared))
+            cleared = {CLEARABLE[option] for option in clear}
+            kept = [each for each in values if not _is_given(context, each) and each not in cleared]
+            wanted = replace(wanted, **{each: getattr(before, each) for each in kept})
         elif accelerator is None:
             raise BadInput(f"TYPE: required, because there is no pool named {name!r} to change")
         if wanted.smallest > wanted.largest:
-            raise BadInput("--smallest: must not be larger than --largest")
+            raise BadInput(too_small)
         if before is not None and not (yes or output.as_json()):
             _confirm_failing(client, before, wanted)
         saved = client.put_pool(wanted)
@@ -168,25 +151,8 @@ def create(
     )
 
 
-FIELD_OF_PARAMETER = {
-    "accelerator": "accelerator", "provider": "provider", "largest": "largest",
-    "smallest": "smallest", "zone": "zones",
-    "capacity": "capacity", "member": "members", "per_user": "slices_per_user",
-    "supersede": "supersede", "idle_after": "idle_after", "hold": "hold_after_failure",
-    "pod": "pod",
-}  # fmt: skip
-
-
 def _is_given(context: click.Context, parameter: str) -> bool:
     return context.get_parameter_source(parameter) is not ParameterSource.DEFAULT
-
-
-def _kept(context: click.Context, before: Pool, cleared: Collection[str]) -> dict[str, Any]:
-    return {
-        field: getattr(before, field)
-        for parameter, field in FIELD_OF_PARAMETER.items()
-        if not _is_given(context, parameter) and parameter not in cleared
-    }
 
 
 def _confirm_failing(client: FleetClient, before: Pool, wanted: Pool) -> None:

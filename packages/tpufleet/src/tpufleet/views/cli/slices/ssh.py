@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-
 import click
 
 from tpufleet.errors import BadInput
@@ -43,11 +40,9 @@ def ssh(
             f"{slice_id} is on {emulator or row.provider}, which has no ssh\n"
             f"  next: tpu exec {slice_id} -- COMMAND"
         )
-    argv = gcloud.ssh(row.node or row.id, row.zone, settings.get("project"), str(host), command)
+    project = str(settings.get("project") or "")
+    address = gcloud.NodeAddress(name=row.node or row.id, zone=row.zone, project=project)
+    argv = address.ssh(str(host), command)
     if tunnel_through_iap or settings.get("external_ips") is False:
         argv.append("--tunnel-through-iap")
-    if dry_run:
-        click.echo(shlex.join(argv))
-        return
-    gcloud.require_gcloud()
-    os.execvp(argv[0], argv)
+    gcloud.replace_process(argv, dry_run)

@@ -14,7 +14,7 @@ from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import CreatedNode, FleetMember, NodeInfo
 from tpufleet.views.cli import output
-from tpufleet.views.cli.output import example, json_option
+from tpufleet.views.cli.output import example, json_option, options
 from tpufleet.views.cli.registry import shared_option
 from tpufleet.views.cli.vm.options import (
     FLEET_TYPE,
@@ -23,7 +23,6 @@ from tpufleet.views.cli.vm.options import (
     interruptible,
     node_request,
     open_nodes,
-    options,
 )
 from tpufleet.views.cli.vm.outcomes import NodeOutcome, NodeResult, show_nodes, show_outcomes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tpufleet.views.cli.registry import LazyCommand, LazyGroup, SharedOptions
+from tpufleet.views.cli.registry import LazyCommand, SharedLazyGroup
 
 SECTIONS = {
     "One node": {
@@ -26,11 +26,7 @@ SECTIONS = {
 }
 
 
-class _VmGroup(SharedOptions, LazyGroup):
-    pass
-
-
-vm = _VmGroup(
+vm = SharedLazyGroup(
     name="vm",
     sections=SECTIONS,
     params=[

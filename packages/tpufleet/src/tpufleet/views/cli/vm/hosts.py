@@ -3,9 +3,7 @@ open shells."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 import sys
 
 import click
@@ -14,7 +12,7 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import NodeRequest
 from tpufleet.views.cli import gcloud, output
-from tpufleet.views.cli.output import example, json_option
+from tpufleet.views.cli.output import example, json_option, options
 from tpufleet.views.cli.vm import remote_commands
 from tpufleet.views.cli.vm.options import (
     DELAY,
@@ -22,7 +20,6 @@ from tpufleet.views.cli.vm.options import (
     interruptible,
     node_address,
     open_nodes,
-    options,
     ready_node,
     undo_hint,
 )
@@ -132,10 +129,7 @@ def set_wandb(name: str) -> int:
     """
     nodes = open_nodes()
     node, hosts = node_address(nodes, name), ready_node(nodes, name).addresses
-    if sys.stdin.isatty():
-        key = click.prompt("API key", hide_input=True, err=True)
-    else:
-        key = sys.stdin.read().strip()
+    key = output.read_secret("API key").strip()
     if not _KEY.fullmatch(key):
         raise BadInput(
             "invalid Weights & Biases API key; copy yours from https://wandb.ai/authorize"
@@ -169,13 +163,8 @@ def ssh(
         raise BadInput(f"invalid host {worker!r}; pass a number, or `all` with --command")
     if worker == "all" and command is None:
         raise BadInput("a shell needs one host; pass its number, or --command TEXT for all hosts")
-    node = node_address(open_nodes(), name)
-    argv = gcloud.ssh_script(node.name, node.zone, node.project, worker, command)
-    if dry_run:
-        click.echo(shlex.join(argv))
-        return
-    gcloud.require_gcloud()
-    os.execvp(argv[0], argv)
+    argv = node_address(open_nodes(), name).ssh(worker, command)
+    gcloud.replace_process(argv, dry_run)
 
 
 @click.command(epilog=example("tpu vm shell tpu-us-central1-a-0 --python"))

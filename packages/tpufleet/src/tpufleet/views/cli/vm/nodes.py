@@ -11,14 +11,13 @@ from tpufleet.errors import NotFound
 from tpufleet.model.fleet import fleets
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views.cli import output
-from tpufleet.views.cli.output import example, json_option
+from tpufleet.views.cli.output import example, json_option, options
 from tpufleet.views.cli.vm.options import (
     NODE_OPTIONS,
     RETRY_OPTIONS,
     interruptible,
     node_request_from,
     open_nodes,
-    options,
     undo_hint,
     zone_of,
 )

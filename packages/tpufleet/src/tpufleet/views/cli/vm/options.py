@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,26 +14,16 @@ from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import NodeInfo, NodeRequest
 from tpufleet.model.tpu import type_lookup
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.gcloud import NodeAddress
+from tpufleet.views.cli.output import options
 from tpufleet.views.cli.parameter_types import Duration
 from tpufleet.views.cli.registry import shared_option
-from tpufleet.views.cli.vm.remote_commands import NodeAddress
 
 if TYPE_CHECKING:
     from tpufleet.compose.providers import ManualNodes
 
 FLEET_TYPE = "v3-8"
 TRIES, DELAY = 1_000_000, 30.0  # seconds
-
-
-def options(*decorators: Any) -> Callable[[Any], Any]:
-    """Several options as one decorator."""
-
-    def add(command: Any) -> Any:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return add
 
 
 RETRY_OPTIONS = options(

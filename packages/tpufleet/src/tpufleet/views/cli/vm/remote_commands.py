@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tpufleet.views.cli import gcloud
-from tpufleet.views.cli.gcloud import SshResult
+from tpufleet.views.cli.gcloud import NodeAddress, SshResult
 from tpufleet.views.cli.vm.outcomes import NodeOutcome, NodeResult
 
 TIMEOUT_SECONDS = 300.0
@@ -96,17 +96,8 @@ _KNOWN_ERRORS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeAddress:
-    name: str
-    zone: str
-    project: str
-
-
 def run_on_all_hosts(node: NodeAddress, *command: str) -> SshResult:
-    return gcloud.run(
-        gcloud.ssh(node.name, node.zone, node.project, "all", command), TIMEOUT_SECONDS
-    )
+    return gcloud.run(node.ssh("all", command), TIMEOUT_SECONDS)
 
 
 def check_devices(node: NodeAddress) -> NodeOutcome:
@@ -136,9 +127,7 @@ def mount_nfs(node: NodeAddress, source: str, target: str, force: bool) -> NodeO
 
 def run_startup_script(node: NodeAddress, slice_id: str) -> NodeOutcome:
     """Of an adopted node, on every host."""
-    argv = gcloud.ssh(
-        node.name, node.zone, node.project, "all", (*_as_root(_RUN_STARTUP_SCRIPT), slice_id)
-    )
+    argv = node.ssh("all", (*_as_root(_RUN_STARTUP_SCRIPT), slice_id))
     result = gcloud.run(argv, STARTUP_SECONDS)
     failed = re.findall(r"^(?:failed|tpufleet: .* failed:) (.+)$", result.output, re.MULTILINE)
     if failed:
@@ -149,9 +138,7 @@ def run_startup_script(node: NodeAddress, slice_id: str) -> NodeOutcome:
 
 
 def install_wandb_key(node: NodeAddress, host: int, key: str) -> NodeOutcome:
-    argv = gcloud.ssh(
-        node.name, node.zone, node.project, str(host), ("python3", "-c", _INSTALL_WANDB_KEY)
-    )
+    argv = node.ssh(str(host), ("python3", "-c", _INSTALL_WANDB_KEY))
     result = gcloud.run(argv, TIMEOUT_SECONDS, stdin=f"{key}\n")
     if result.status == 0 and "key installed" in result.output:
         return _outcome(node, NodeResult.DONE, f"host {host}")
