@@ -191,7 +191,8 @@ class UbuntuHost:
 
     def close(self) -> None:
         self.power_off()
-        _run("umount", self.root)
+        umount = ["umount", self.root]  # busy until the last of its processes is gone
+        wait_until(lambda: subprocess.run(umount, capture_output=True).returncode == 0)
         for device in self._loops:
             _run("losetup", "--detach", device)
         self.metadata.close()
