@@ -7,11 +7,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from tpufleet.runtime.units import Claim
 from tpufleet_activations import plans
@@ -234,7 +235,7 @@ def commit_outcome(
 ) -> dict[str, Any]:
     """The outcome in a unit's commit record."""
     span = plan.sample_range(unit)
-    tokens = sum(file["tensors"][shards.TOKENS][1][0] for file in files)
+    tokens = sum(file["tensors"][shards.TOKENS][2][0] for file in files)
     return {
         "start": span.start,
         "end": span.stop,

@@ -10,10 +10,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from tpufleet_activations.io import dtypes, shard_writer, shards
 
