@@ -558,7 +558,7 @@ def test_chip_counts_agree_with_the_topology_table():
         (["--chips", "v9-8"], "unknown TPU type"),
         (["--site", "resid_mid.1"], "resid_post"),
         (["--site", "resid_post.99"], "layers 0 to"),
-        (["--site", "resid_post.2-0"], "write the smaller number first"),
+        (["--site", "resid_post.2-0"], "layers 0 to"),
         (["--kind", "text"], "no data|skipped|samples"),
         (["--data-option", "seed=1"], "jsonl data has no such options"),
         (["--model", "nowhere"], "no model at nowhere"),

@@ -13,7 +13,6 @@ from tpufleet_activations.inputs import sources
 from tpufleet_migration.activations.arc import (
     grid_encoders,
     prompts,
-    stream_manifests,
     tasks,
 )
 
@@ -281,9 +280,7 @@ def manifest(tmp_path):
             "completed_at": None,
         }
     path = tmp_path / "manifest.json"
-    path.write_text(
-        json.dumps(stream_manifests.build_manifest(entries, "./streams", "then", "now"))
-    )
+    path.write_text(json.dumps({"dataset_dir": "./streams", "streams": entries}))
     return path
 
 
