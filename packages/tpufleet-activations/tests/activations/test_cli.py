@@ -715,8 +715,8 @@ def test_a_plan_names_types_and_capacities_like_every_command(
     tmp_path, prompts, model_folder, more, message
 ):
     options = ["--model", model_folder, "--data", prompts, "--dry-run", *more]
-    result = CliRunner().invoke(extract_group, ["plan", "out", *map(str, options)])
-    assert result.exit_code == 2 and message in result.output
+    code, text = tpu("plan", "out", *options)
+    assert code == 2 and message in text
 
 
 def test_a_missing_package_is_reported_with_the_install_command(
