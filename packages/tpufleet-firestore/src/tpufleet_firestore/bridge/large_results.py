@@ -9,7 +9,6 @@ from typing import Protocol
 from tpufleet.errors import BadInput
 from tpufleet.model.job.jobs import JobId
 from tpufleet.runtime.gcs import Bucket
-from tpufleet.runtime.object_store import FolderStore
 
 PREVIEW_CHARS = 1000  # characters of a large result that its document shows
 
@@ -62,15 +61,21 @@ class ControlPlaneResults:
 
 class FolderResults:
     def __init__(self, folder: Path) -> None:
-        self._folder = FolderStore(folder)
+        self._folder = folder
 
     def put(self, job_id: JobId, text: str) -> str:
-        name = f"{job_id}.txt"
-        self._folder.replace(name, text.encode())
-        return (self._folder.path / name).as_uri()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(job_id)
+        draft = path.with_name(f".{path.name}")
+        draft.write_text(text)
+        draft.replace(path)
+        return path.as_uri()
 
     def delete(self, job_id: JobId) -> None:
-        self._folder.delete(f"{job_id}.txt")
+        self._path(job_id).unlink(missing_ok=True)
+
+    def _path(self, job_id: JobId) -> Path:
+        return self._folder / f"{job_id}.txt"
 
 
 class BucketResults:
