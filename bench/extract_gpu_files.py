@@ -86,7 +86,6 @@ def writers() -> dict:
                 [tensor],
                 compressed=["x"],
                 executor=pool,
-                spool=draft.parent,
             )
         )
         for _ in range(count):

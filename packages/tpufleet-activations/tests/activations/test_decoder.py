@@ -311,7 +311,7 @@ def test_a_kernel_that_fails_on_this_machine_is_not_used(platform, head_dim, fai
         platform=platform, dtype=jnp.bfloat16, head_dim=head_dim, softcap=None, window=50
     )
     assert unavailable == failed
-    assert ("cudnn attention disabled for head_dim 64" in caplog.text) == bool(failed)
+    assert ("cudnn attention for head_dim 64 is not used" in caplog.text) == bool(failed)
 
 
 def test_an_int8_row_that_is_not_finite_reads_as_nan():

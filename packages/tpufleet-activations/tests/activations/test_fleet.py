@@ -179,7 +179,7 @@ def test_fleet_status_combines_all_runs_of_a_worker(tmp_path):
     assert first["bytes"] == files[0]["size"] and first["working"]
     assert (second["status"], second["samples"], second["working"]) == ("PREEMPT", 0, False)
     assert (status["healthy"], status["working"], status["needs_recovery"]) == (1, 1, 1)
-    tokens = files[0]["tensors"]["tokens"][1][0]
+    tokens = files[0]["tensors"]["tokens"][2][0]
     assert status["totals"] == {
         "samples": 4, "of": 12, "shards": 1, "bytes": files[0]["size"], "tokens": tokens
     }  # fmt: skip

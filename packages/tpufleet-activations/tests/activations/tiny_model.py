@@ -41,9 +41,13 @@ def tpu(*arguments) -> tuple[int, str]:
     """The exit status and the output of `tpu extract …`, run in this process."""
     from click.testing import CliRunner
 
+    from tpufleet.errors import BadInput, FleetError
     from tpufleet_activations.cli.group import extract
 
     result = CliRunner().invoke(extract, [str(argument) for argument in arguments])
+    if isinstance(result.exception, FleetError):  # as `tpu` reports it
+        status = 2 if isinstance(result.exception, BadInput) else 1
+        return status, f"{result.output}Error: {result.exception}\n"
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output

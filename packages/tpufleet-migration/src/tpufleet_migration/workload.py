@@ -1,6 +1,7 @@
 """`tpu workload`: the verbs and options of xpk, carried out as jobs.
 
-Options are those of https://github.com/AI-Hypercomputer/xpk, `xpk workload`.
+Options are those of https://github.com/AI-Hypercomputer/xpk, `xpk workload`. Those that say
+what they are have no help.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ status_option = click.option(
     type=click.Choice(list(STATES)),
     default="EVERYTHING",
     show_default=True,
-    help="Only workloads in this state.",
 )
 
 
@@ -60,25 +60,24 @@ def workload() -> None:
     epilog="\b\nExample:\n  tpu workload create --workload hello --tpu-type v5litepod-16 \\\n"
     '    --num-slices 2 --command "python train.py"\n'
 )
-@click.option("--workload", "name", required=True, help="Name of the workload.")
+@click.option("--workload", "name", required=True)
 @click.option("--command", required=True, help="Command to run on each host.")
-@click.option("--tpu-type", "--device-type", "tpu_type", required=True, help="TPU type.")
-@click.option("--num-slices", default=1, show_default=True, help="Number of slices.")
+@click.option("--tpu-type", "--device-type", "tpu_type", required=True)
+@click.option("--num-slices", default=1, show_default=True)
 @click.option(
-    "--priority", type=click.Choice(list(PRIORITIES)), default="medium", show_default=True,
-    help="Priority.",
-)  # fmt: skip
+    "--priority", type=click.Choice(list(PRIORITIES)), default="medium", show_default=True
+)
 @click.option("--max-restarts", default=0, show_default=True, help="Restarts after a failure.")
-@click.option("--termination-grace-period-seconds", "grace", type=int, help="Grace period.")
+@click.option("--termination-grace-period-seconds", "grace", type=int)
 @click.option("--script-dir", default=".", help="Folder to copy to hosts.", show_default=True)
-@output.repeatable("--env", metavar="NAME=VALUE", help="Environment variable. Repeatable.")
+@output.repeatable("--env", metavar="NAME=VALUE")
 @click.option("--env-file", type=click.Path(path_type=Path), help="File of NAME=VALUE lines.")
 @click.option(
     "--docker-image", "--base-docker-image", "image", help="Container image, with tpufleet."
 )
-@click.option("--zone", "zone", help="Zone of slices.")
-@click.option("--spot", is_flag=True, help="Spot capacity.")
-@click.option("--on-demand", is_flag=True, help="On-demand capacity.")
+@click.option("--zone", "zone")
+@click.option("--spot", is_flag=True)
+@click.option("--on-demand", is_flag=True)
 @click.option("--reservation", help="Reserved capacity; the server knows the reservation.")
 @_accepted("--cluster", "--project", "--scheduler", "--ttl-seconds-after-finished")
 @click.option("--dry-run", is_flag=True, help="Validate without submitting.")
@@ -121,7 +120,7 @@ def list_workloads(context: click.Context, status: str, pattern: str | None) -> 
 
 
 @workload.command(epilog="\b\nExample:\n  tpu workload delete --workload hello\n")
-@click.option("--workload", "name", required=True, help="Name of the workload.")
+@click.option("--workload", "name", required=True)
 @click.option("--force", is_flag=True, help="Accepted; a workload named here is not asked about.")
 @_accepted("--cluster", "--project", "--zone")
 @json_option

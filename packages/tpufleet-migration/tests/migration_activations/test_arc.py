@@ -12,9 +12,7 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet_activations.inputs import sources
 from tpufleet_migration.activations.arc import (
     grid_encoders,
-    prompt_templates,
     prompts,
-    stream_manifests,
     tasks,
 )
 
@@ -107,9 +105,8 @@ def test_an_invalid_encoder_expression_is_rejected_and_not_evaluated(name):
 
 def test_the_default_prompt_shows_the_examples_then_the_test_case():
     one = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
-    prompt = prompts.build_prompts(
-        one, grid_encoders.parse_encoder("MinimalGridEncoder()"), prompts.DEFAULT
-    )[0]
+    encode = grid_encoders.parse_encoder("MinimalGridEncoder()")
+    prompt = prompts.VERSIONS[prompts.DEFAULT].prompts(one, encode)[0]
     assert prompt.system.startswith("You solve puzzles from the Abstraction and Reasoning Corpus")
     assert prompt.user == (
         "Here is a puzzle from the Abstraction and Reasoning Corpus (ARC).\n"
@@ -124,19 +121,19 @@ def test_the_default_prompt_shows_the_examples_then_the_test_case():
 def test_every_prompt_version_contains_its_required_fields(version):
     one = {**task(1), "code": "def task(grid): ...", "test_output_choices": [[[7]], [[8]]]}
     encode = grid_encoders.parse_encoder("MinimalGridEncoder()")
-    prompt = prompts.build_prompts(one, encode, version)[0]
+    prompt = prompts.VERSIONS[version].prompts(one, encode)[0]
     shown = {"input-from-inputs-v0": "input", "output-from-outputs-v0": "output"}
     if version != "output-from-code-v0":
         assert encode(one["train"][0][shown.get(version, "input")]) in prompt.user
-    for part in prompts.VERSIONS[version].needs:
-        assert {"code": "def task", "output": "### Output"}.get(part, "option 2") in prompt.user
+    needed = {"output-from-code": "def task", "select": "option 2", "verify": "### Output"}
+    for start, text in needed.items():
+        assert not version.startswith(start) or text in prompt.user
 
 
 def test_a_task_without_the_fields_of_its_prompt_version_is_rejected():
+    encode = grid_encoders.parse_encoder("MinimalGridEncoder()")
     with pytest.raises(BadInput, match="code"):
-        prompts.build_prompts(
-            task(1), grid_encoders.parse_encoder("MinimalGridEncoder()"), "output-from-code-v0"
-        )
+        prompts.VERSIONS["output-from-code-v0"].prompts(task(1), encode)
 
 
 def test_pairs_are_converted_to_tasks():
@@ -199,7 +196,7 @@ def test_a_task_that_lacks_a_prompt_field_is_skipped_and_others_are_kept(tmp_pat
     path.write_text("\n".join(json.dumps(one) for one in [task(0), {**task(1), "code": "x = 1"}]))
     data = {"kind": "arc", "path": str(path), "prompt_version": "output-from-code-v0"}
     samples = sources.open_source(data).read(range(16))
-    assert "needs code" in samples[0].skip_reason
+    assert "'code' is undefined" in samples[0].skip_reason
     assert "x = 1" in samples[8].messages[1]["content"]
 
 
@@ -234,7 +231,7 @@ def test_a_custom_prompt_template_is_rendered(tmp_path):
 def test_a_prompt_file_is_read_and_its_errors_are_reported(tmp_path):
     path = tmp_path / "prompt.toml"
     path.write_text('system = "s"\nuser = """{{ test_input }}"""\nanswer = "a"\n')
-    assert prompt_templates.read_template(path) == {
+    assert prompts.read_template(path) == {
         "system": "s",
         "user": "{{ test_input }}",
         "answer": "a",
@@ -246,7 +243,7 @@ def test_a_prompt_file_is_read_and_its_errors_are_reported(tmp_path):
     ]:
         path.write_text(text)
         with pytest.raises(BadInput, match=message):
-            prompt_templates.read_template(path)
+            prompts.read_template(path)
 
 
 def test_an_undefined_template_variable_skips_the_task(tmp_path):
@@ -283,9 +280,7 @@ def manifest(tmp_path):
             "completed_at": None,
         }
     path = tmp_path / "manifest.json"
-    path.write_text(
-        json.dumps(stream_manifests.build_manifest(entries, "./streams", "then", "now"))
-    )
+    path.write_text(json.dumps({"dataset_dir": "./streams", "streams": entries}))
     return path
 
 

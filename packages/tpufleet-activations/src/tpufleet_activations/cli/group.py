@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import BadInput, FleetError, install_command
+from tpufleet.errors import install_command
 from tpufleet.runtime.units import DamagedRecord
 from tpufleet.views.cli.entry_points import registered
 from tpufleet.views.cli.registry import LazyCommand, LazyGroup
@@ -50,14 +50,8 @@ STATE_AFTER_INTERRUPT = {
 }
 
 
-class InvalidInput(click.ClickException):
-    """With the exit status that every command has for it."""
-
-    exit_code = 2
-
-
 class ExtractGroup(LazyGroup):
-    """Shows FleetError as a message instead of a traceback."""
+    """Shows errors of disks and records, and missing packages, as messages."""
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         lazy = self.lazy_commands.get(name)
@@ -86,10 +80,6 @@ class ExtractGroup(LazyGroup):
             if error.filename is None:
                 raise
             raise click.ClickException(f"{error.filename}: {error.strerror}") from error
-        except BadInput as error:
-            raise InvalidInput(str(error)) from error
-        except FleetError as error:
-            raise click.ClickException(str(error)) from error
         except ModuleNotFoundError as error:
             raise click.ClickException(
                 f"{error.name} is not installed\n  next: {install_command('tpufleet[extract]')}"

@@ -28,7 +28,6 @@ _PLAN_OPTIONS = (
     "batching",
     "batch_tokens",
     "exact",
-    "chips",
     "rate",
     "price",
 )
@@ -165,9 +164,14 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
     kind = options["kind"] or sources.detect_kind(path)
     data = {name: options[name] for name in _DATA_OPTIONS if options[name] not in (None, False)}
     data |= {"kind": kind, "path": path, **_data_options(kind, options["data_options"])}
+    chips = None
     if options["chips"]:
-        price = _price(options["chips"], options["capacity"])
-        options["price"] = price if options["price"] is None else options["price"]
+        from tpufleet.model.tpu import type_lookup
+
+        accelerator = type_lookup.find(options["chips"])
+        chips = (accelerator.generation, accelerator.chips)
+        if options["price"] is None:
+            options["price"] = _price(accelerator.generation, options["capacity"])
     storage = None if options["dry_run"] else open_storage(out)
     if storage is not None:
         plans.check_free(storage)
@@ -177,6 +181,7 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
         data=data,
         choices=options["sites"] or ["resid_post.*"],
         shard_bytes=int(options["shard_gb"] * 2**30),
+        chips=chips,
         **{name: options[name] for name in _PLAN_OPTIONS},
     )
     if others := sources.unused_splits(data):
@@ -224,13 +229,10 @@ def _data_options(kind: str, assignments: tuple[str, ...]) -> dict[str, str]:
     return options
 
 
-def _price(chips: str, capacity: str) -> float | None:
-    """Dollars per hour of one chip of a type such as `v5e-16`; None if no price is known."""
-    from tpufleet.model.tpu import prices, type_lookup
+def _price(generation: str, capacity: str) -> float | None:
+    """Dollars per hour of one chip; None if no price is known."""
+    from tpufleet.model.tpu import prices
     from tpufleet.views.cli import connection
 
-    type_lookup.find(chips)  # such as v5e-17 does not exist
-    kind = chips.strip().lower().rpartition("-")[0]
-    generation = "v5e" if kind == "v5litepod" else kind
     price = prices.price_table(connection.settings().prices).get((generation, capacity))
     return None if price is None else price.usd

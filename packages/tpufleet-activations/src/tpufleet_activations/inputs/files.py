@@ -12,6 +12,7 @@ from typing import Any
 
 from tpufleet.errors import NotFound
 from tpufleet_activations.input_errors import unreadable
+from tpufleet_activations.io.file_digests import file_version
 from tpufleet_activations.io.remote_files import fetch
 
 # Every STRIDE-th line's offset is kept, so reading a line takes a seek and at most STRIDE lines.
@@ -54,11 +55,7 @@ FileVersions = tuple[tuple[int, ...], ...]
 
 
 def file_versions(paths: Sequence[Path]) -> FileVersions:
-    """Changes when a file is replaced, or written in place, whatever its modification time says."""
-    return tuple(
-        (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-        for stat in (path.stat() for path in paths)
-    )
+    return tuple(file_version(path) for path in paths)
 
 
 class IndexedLines:

@@ -27,12 +27,17 @@ MAPPED_FROM = 128 << 10  # smaller reads are faster as a copy than as a map
 
 
 class RowSpan(NamedTuple):
-    """The rows of a sample or of one of its contexts: start … stop of a file (by number)."""
+    """Consecutive rows, start … stop, of a file of a unit (by number): those of a sample, of one of
+    its contexts, or of a block."""
 
     unit: int
     file: int
     start: int
     stop: int
+
+    @property
+    def height(self) -> int:
+        return self.stop - self.start
 
 
 class Dataset:
@@ -207,6 +212,14 @@ class Dataset:
 
     def row_count(self, unit: int, file: int) -> int:
         return self.files(unit)[file].tensors[shards.TOKENS].shape[0]
+
+    def blocks(self, height: int) -> Iterator[RowSpan]:
+        """All rows, so many at a time."""
+        for unit in sorted(self.commits):
+            for file in range(len(self.files(unit))):
+                count = self.row_count(unit, file)
+                for start in range(0, count, height):
+                    yield RowSpan(unit, file, start, min(start + height, count))
 
     def _find(self, sample: int) -> list[RowSpan]:
         """In the order of the sample's tokens."""

@@ -20,14 +20,14 @@ SETTLED_SECONDS = 2.0
 def file_digest(path: Path, clock: Callable[[], float] = time.time) -> str:
     """BLAKE3 of all bytes."""
     path = path.resolve()
-    version = _version(path)
+    version = file_version(path)
     name = hashlib.sha256(f"{path} {version}".encode()).hexdigest()
     record = cache_folder().parent / "digests" / name
     with suppress(OSError):  # there is none
         return record.read_text()
     digest = _hash(path)
     settled = clock() - path.stat().st_ctime > SETTLED_SECONDS
-    if settled and _version(path) == version:
+    if settled and file_version(path) == version:
         with suppress(OSError):  # it is hashed again the next time
             record.parent.mkdir(parents=True, exist_ok=True)
             draft = record.with_name(f"{name}.{os.getpid()}")
@@ -40,7 +40,7 @@ def _hash(path: Path) -> str:
     return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
-def _version(path: Path) -> tuple[int, ...]:
+def file_version(path: Path) -> tuple[int, ...]:
     """Changes when a file is replaced or written, whatever its modification time says."""
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

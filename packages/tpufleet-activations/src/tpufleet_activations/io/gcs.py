@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from pathlib import Path
 from typing import Any
 
 from google.api_core import exceptions
@@ -14,7 +13,6 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from tpufleet.runtime.gcs import connect, in_new_sessions, upload_options
 from tpufleet.runtime.gcs_errors import compressed, translate_errors
 from tpufleet_activations.input_errors import missing
-from tpufleet_activations.io.shard_writer import BufferStream
 from tpufleet_activations.io.storage import BucketStorage
 
 
@@ -62,14 +60,6 @@ class GcsBucket(BucketStorage):
                 fields="items(name),nextPageToken",
             )
             return sorted(blob.name.removeprefix(self._prefix) for blob in blobs)
-
-    def put(self, content: BufferStream, name: str) -> None:
-        self._send(content, content.size, name)
-
-    def upload(self, draft: Path, name: str) -> None:
-        with open(draft, "rb") as content:
-            self._send(content, draft.stat().st_size, name)
-        draft.unlink()
 
     def _send(self, content: Any, size: int, name: str) -> None:
         def send() -> None:

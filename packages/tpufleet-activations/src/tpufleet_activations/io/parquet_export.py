@@ -64,7 +64,7 @@ def export_parquet(
     README is written last."""
     names = select_sites(dataset, sites)
     dataset.check_records()
-    rows = sum(stop - start for *_, start, stop in _blocks(dataset, 1 << 62))
+    rows = sum(block.height for block in dataset.blocks(1 << 62))
     if not rows:
         raise BadInput("no samples are committed yet; run `tpu extract run` first")
     export_folder.take(target, dataset.plan, "hf")
@@ -124,20 +124,11 @@ def model_name(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
-def _blocks(dataset: Dataset, height: int) -> Iterator[tuple[int, int, int, int]]:
-    """(unit, file, first row, last row) over all rows."""
-    for unit in sorted(dataset.commits):
-        for file in range(len(dataset.files(unit))):
-            count = dataset.row_count(unit, file)
-            for start in range(0, count, height):
-                yield unit, file, start, min(start + height, count)
-
-
 def _tables(
     dataset: Dataset, names: Sequence[str], schema: pa.Schema, height: int, exported: set[int]
 ) -> Iterator[pa.Table]:
     """All rows. Adds their samples to `exported`."""
-    for unit, file, start, stop in _blocks(dataset, height):
+    for unit, file, start, stop in dataset.blocks(height):
         samples = dataset.row_samples(unit, file, start, stop)
         ids = {sample: _id(dataset, sample) for sample in np.unique(samples).tolist()}
         exported.update(ids)

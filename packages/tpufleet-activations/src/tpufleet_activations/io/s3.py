@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, TypeVar
 
 import boto3
 import urllib3
-from boto3.exceptions import Boto3Error, S3UploadFailedError
+from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
 from botocore import exceptions
 from botocore.config import Config
@@ -35,11 +34,10 @@ from tpufleet.errors import (
 )
 from tpufleet.runtime.object_store import PARALLEL_READS
 from tpufleet_activations.input_errors import missing
-from tpufleet_activations.io.shard_writer import BufferStream
 from tpufleet_activations.io.storage import BucketStorage
 
-# A single request leaves nothing behind when its client dies; S3 takes 5 GB in one.
-LARGEST_PUT = 4 << 30
+# A single request leaves nothing behind when its client dies. Shards are about 64 MiB.
+LARGEST_PUT = 96 << 20
 MD5 = re.compile("[0-9a-f]{32}")
 CHUNK = 1 << 20  # of a response: at most so much is received twice when a connection breaks
 TRANSFER = TransferConfig(
@@ -181,10 +179,10 @@ class S3Bucket(BucketStorage):
                 return
             options["ContinuationToken"] = page["NextContinuationToken"]
 
-    def put(self, content: BufferStream, name: str) -> None:
+    def _send(self, content: Any, size: int, name: str) -> None:
         def send() -> dict[str, Any]:
             content.seek(0)
-            if content.size <= LARGEST_PUT:
+            if size <= LARGEST_PUT:
                 return self._client.put_object(**self._key(name), Body=content)
             key = self._prefix + name
             self._transfer_client.upload_fileobj(content, self._bucket, key, Config=TRANSFER)
@@ -194,23 +192,7 @@ class S3Bucket(BucketStorage):
             response = self._repeat(send)
         # Amazon returns the checksum that it has compared.
         if not any(field.startswith("Checksum") for field in response):
-            self._check_size(name, content.size)
-
-    def upload(self, draft: Path, name: str) -> None:
-        key = self._prefix + name
-
-        def send() -> None:
-            try:
-                self._transfer_client.upload_file(str(draft), self._bucket, key, Config=TRANSFER)
-            except S3UploadFailedError as error:
-                if isinstance(error.__context__, ClientError):
-                    raise error.__context__ from None
-                raise
-
-        with self._translate_errors(name):
-            self._repeat(send)
-        self._check_size(name, draft.stat().st_size)
-        draft.unlink()
+            self._check_size(name, size)
 
     def _check_size(self, name: str, sent: int) -> None:
         stored = self.size(name)

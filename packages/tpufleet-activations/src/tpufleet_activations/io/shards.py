@@ -12,10 +12,11 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tpufleet.errors import BadInput
 from tpufleet_activations.io import dtypes
@@ -61,8 +62,7 @@ def parse_name(name: str) -> ShardName | None:
     return parsed if str(parsed) == name else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A tensor's location in a shard, and the digest of its bytes once written."""
 
     name: str
@@ -81,8 +81,7 @@ class Tensor:
         return row if self.shape[0] else 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardFile:
+class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a shard in a commit record; enough to read it without its header."""
 
     name: str
@@ -91,43 +90,16 @@ class ShardFile:
     header_sha256: str
     tensors: Mapping[str, Tensor]
     # In a zstd shard: dtype and shape of each compressed tensor once decompressed.
-    uncompressed: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    uncompressed: Mapping[str, tuple[str, tuple[int, ...]]] = msgspec.field(default_factory=dict)
     # By site, as `SiteStatistics.to_json`.
-    statistics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    statistics: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "size": self.size,
-            "header_size": self.header_size,
-            "header_sha256": self.header_sha256,
-            "unfolded": {
-                name: [dtype, list(shape)] for name, (dtype, shape) in self.uncompressed.items()
-            },
-            "tensors": {
-                tensor.name: [tensor.dtype, list(tensor.shape), tensor.offset, tensor.digest]
-                for tensor in self.tensors.values()
-            },
-            "statistics": dict(self.statistics),
-        }
+        return msgspec.to_builtins(self)
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> ShardFile:
-        tensors = {
-            name: Tensor(name=name, dtype=dtype, shape=tuple(shape), offset=offset, digest=digest)
-            for name, (dtype, shape, offset, digest) in body["tensors"].items()
-        }
-        return cls(
-            name=body["name"],
-            size=body["size"],
-            header_size=body["header_size"],
-            header_sha256=body["header_sha256"],
-            tensors=tensors,
-            uncompressed={
-                name: (dtype, tuple(shape)) for name, (dtype, shape) in body["unfolded"].items()
-            },
-            statistics=body["statistics"],
-        )
+        return msgspec.convert(body, cls)
 
 
 def build_header(tensors: Iterable[Tensor], **metadata: str) -> tuple[bytes, list[Tensor]]:

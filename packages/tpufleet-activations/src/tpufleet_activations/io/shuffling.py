@@ -12,7 +12,7 @@ import numpy as np
 
 from tpufleet.errors import BadInput, Conflict
 from tpufleet_activations.io import scattered_reads, shards
-from tpufleet_activations.io.dataset_reader import Dataset
+from tpufleet_activations.io.dataset_reader import Dataset, RowSpan
 
 READERS = 8  # blocks read concurrently
 TASKS = 4 * READERS  # that the blocks of a round are divided into
@@ -25,19 +25,6 @@ class RowBatch(NamedTuple):
     tokens: np.ndarray
     positions: np.ndarray  # within the sample
     samples: np.ndarray  # index of the sample
-
-
-class _Block(NamedTuple):
-    """Consecutive rows of one file of a unit."""
-
-    unit: int
-    file: int
-    start: int
-    stop: int
-
-    @property
-    def height(self) -> int:
-        return self.stop - self.start
 
 
 def shuffled_rows(
@@ -112,7 +99,7 @@ def shuffled_batches(
 class _Round(NamedTuple):
     """Blocks whose rows are shuffled together, with rows that the round before left over."""
 
-    blocks: list[_Block]
+    blocks: list[RowSpan]
     # Of the rows left over before and those of the blocks, in the shuffled order.
     order: np.ndarray
     before: int  # rows left over before
@@ -121,7 +108,7 @@ class _Round(NamedTuple):
 
 
 def _rounds(
-    blocks: list[_Block], random: np.random.Generator, batch: int, together: int, skip: int
+    blocks: list[RowSpan], random: np.random.Generator, batch: int, together: int, skip: int
 ) -> Iterator[_Round]:
     """Without those that are skipped as a whole."""
     ends = np.cumsum([0, *(one.height for one in blocks)])
@@ -143,7 +130,7 @@ def _rounds(
         yield _left_over(blocks, ends, rest)
 
 
-def _left_over(blocks: list[_Block], ends: np.ndarray, rows: np.ndarray) -> _Round:
+def _left_over(blocks: list[RowSpan], ends: np.ndarray, rows: np.ndarray) -> _Round:
     """A round that only leaves these rows over, by number: skipped rounds would have."""
     found = np.searchsorted(ends, rows, side="right") - 1
     needed, places = np.unique(found, return_inverse=True)
@@ -183,7 +170,7 @@ class _RowReader:
         memory = self.dataset.memory.take(self.batch * width * dtype.itemsize)
         return memory.view(dtype).reshape(self.batch, width)
 
-    def read(self, block: _Block, site: str, vectors: np.ndarray) -> np.ndarray | None:
+    def read(self, block: RowSpan, site: str, vectors: np.ndarray) -> np.ndarray | None:
         """Read each row to its address. Rows that are not plain bytes of a local file are returned
         instead."""
         if self.dataset.read_rows_to(*block[:2], site, block.start, vectors):
@@ -227,7 +214,7 @@ class _Reading:
         addresses[self._places < 0] = unneeded.ctypes.data
         return scattered_reads.row_vectors(addresses, row_bytes)
 
-    def _read(self, blocks: Sequence[_Block], at: int) -> None:
+    def _read(self, blocks: Sequence[RowSpan], at: int) -> None:
         for block in blocks:
             span = slice(at, at + block.height)
             for site, vectors in self._vectors.items():
@@ -275,28 +262,24 @@ class _Reading:
         return cuts[::-1], rest
 
 
-def _own_blocks(dataset: Dataset, size: int, seed: int, rank: int, world_size: int) -> list[_Block]:
-    blocks = [
-        _Block(unit, file, start, min(start + size, dataset.row_count(unit, file)))
-        for unit in sorted(dataset.commits)
-        for file in range(len(dataset.files(unit)))
-        for start in range(0, dataset.row_count(unit, file), size)
-    ]
+def _own_blocks(
+    dataset: Dataset, size: int, seed: int, rank: int, world_size: int
+) -> list[RowSpan]:
+    blocks = list(dataset.blocks(size))
     blocks = [blocks[n] for n in np.random.default_rng(seed).permutation(len(blocks))]
-    each = sum(block.stop - block.start for block in blocks) // world_size
+    each = sum(block.height for block in blocks) // world_size
     return _cut(blocks, rank * each, (rank + 1) * each)
 
 
-def _cut(blocks: list[_Block], start: int, stop: int) -> list[_Block]:
+def _cut(blocks: list[RowSpan], start: int, stop: int) -> list[RowSpan]:
     """The blocks that hold rows start … stop of all blocks in order, cut at both ends."""
-    chosen: list[_Block] = []
+    chosen: list[RowSpan] = []
     at = 0
     for block in blocks:
-        height = block.stop - block.start
-        low, high = max(start - at, 0), min(stop - at, height)
+        low, high = max(start - at, 0), min(stop - at, block.height)
         if low < high:
             chosen.append(block._replace(start=block.start + low, stop=block.start + high))
-        at += height
+        at += block.height
     return chosen
 
 

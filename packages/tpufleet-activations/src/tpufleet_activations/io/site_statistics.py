@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +24,7 @@ BLOCK = 4 * PIECE
 TILE = 2 << 20
 # BLAS divides longer dot products among threads of its own, which would wait for each other.
 LONGEST_DOT = 10_000
-_scratch = threading.local()  # memory of each thread: rows of a tile, and values as float32
-# Of each stored type: unsigned bits of the same size, all but the sign, and those of infinity.
-_BITS: Mapping[str, tuple[Any, int, int]] = {
-    "bfloat16": (np.uint16, 0x7FFF, 0x7F80),
-    "float16": (np.uint16, 0x7FFF, 0x7C00),
-    "float32": (np.uint32, 0x7FFFFFFF, 0x7F800000),
-}
+_scratch = threading.local()  # memory of each thread, for a tile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,46 +93,36 @@ class _BlockSums:
 
 def _sum_block(parts: Sequence[np.ndarray], scales: Sequence[np.ndarray]) -> _BlockSums:
     """Sums over the rows of all parts, in tiles at fixed places: they do not depend on how rows
-    arrived."""
-    total = np.zeros(parts[0].shape[1], np.float64)
+    arrived. int8 rows are multiplied by their scales."""
+    width, at = parts[0].shape[1], 0
+    factors = np.concatenate(scales) if scales else None
+    total = np.zeros(width, np.float64)
     norms, largest, finite_rows, nonfinite = 0.0, 0.0, 0, 0
+    height = max(TILE // max(parts[0][:1].nbytes, 1), 1)
     with np.errstate(over="ignore"):  # squares and sums of values near the largest float
-        for tile in _tiles(parts, scales):
-            magnitude, count = _largest_magnitude(tile), 0
-            if magnitude >= _BITS[tile.dtype.name][2]:
-                tile, count = _without_nonfinite(tile)
-                magnitude = _largest_magnitude(tile)
-            squares = np.zeros(len(tile), np.float32)
-            for columns, values in _float32_columns(tile):
-                squares += _row_squares(values)
-                total[columns] += np.add.reduce(values, axis=0)
-            norms += float(np.sqrt(squares).sum(dtype=np.float64))
-            largest = max(largest, _magnitude_as_float(magnitude, tile.dtype))
-            finite_rows += len(tile)
-            nonfinite += count
+        for rows in _divide(parts, height):
+            values = _as_float32_tile(rows, width)
+            if factors is not None:
+                values *= factors[at : at + len(values), None]
+            at += len(values)
+            magnitude = _largest_magnitude(values)
+            if not math.isfinite(magnitude):
+                finite = np.isfinite(values)
+                nonfinite += finite.size - int(np.count_nonzero(finite))
+                values = values[finite.all(axis=1)]
+                magnitude = _largest_magnitude(values)
+            total += np.add.reduce(values, axis=0)
+            norms += float(np.sqrt(_row_squares(values)).sum(dtype=np.float64))
+            largest = max(largest, magnitude)
+            finite_rows += len(values)
     return _BlockSums(
-        rows=sum(map(len, parts)),
+        rows=at,
         total=total,
         norms=norms,
         finite_rows=finite_rows,
         max=largest,
         nonfinite=nonfinite,
     )
-
-
-def _tiles(parts: Sequence[np.ndarray], scales: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """The rows of all parts, so many at a time: in place, or copied together where a part ends.
-    Each tile is valid until the next one. int8 rows are multiplied by their scales."""
-    height = max(TILE // max(parts[0][:1].nbytes, 1), 1)
-    factors = np.concatenate(scales) if scales else None
-    at = 0
-    for rows in _divide(parts, height):
-        tile = _contiguous(rows)
-        if factors is not None:
-            memory = _memory("scaled", 4 * tile.size).view(np.float32).reshape(tile.shape)
-            tile = np.multiply(tile, factors[at : at + len(tile), None], out=memory)
-        at += len(tile)
-        yield tile
 
 
 def _divide(parts: Sequence[np.ndarray], height: int) -> Iterator[list[np.ndarray]]:
@@ -157,25 +141,21 @@ def _divide(parts: Sequence[np.ndarray], height: int) -> Iterator[list[np.ndarra
         yield rows
 
 
-def _contiguous(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """One array. NumPy copies bytes faster than bfloat16, and lets other threads run."""
-    if len(rows) == 1:
-        return np.ascontiguousarray(rows[0])
-    dtype, width = rows[0].dtype, rows[0].shape[1]
-    height = sum(map(len, rows))
-    memory = _memory("rows", height * width * dtype.itemsize).view(dtype).reshape(height, width)
-    bits = np.dtype(f"u{dtype.itemsize}")
-    np.concatenate([part.view(bits) for part in rows], out=memory.view(bits))
-    return memory
-
-
-def _memory(name: str, size: int) -> np.ndarray:
-    """So many bytes, which this thread has once under this name."""
-    known: np.ndarray | None = getattr(_scratch, name, None)
-    if known is None or known.size < size:
-        known = np.empty(size, np.uint8)
-        setattr(_scratch, name, known)
-    return known[:size]
+def _as_float32_tile(parts: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """The rows of all parts, valid until the next tile of this thread."""
+    size = sum(map(len, parts)) * width
+    if getattr(_scratch, "values", np.empty(0)).size < size:
+        _scratch.values = np.empty(size, np.float32)
+    values: np.ndarray = _scratch.values[:size].reshape(-1, width)
+    at = 0
+    for part in parts:
+        target = values[at : at + len(part)]
+        if part.dtype.name == "bfloat16":  # the upper half of a float32
+            np.left_shift(part.view(np.uint16), 16, out=target.view(np.uint32), dtype=np.uint32)
+        else:
+            np.copyto(target, part)
+        at += len(part)
+    return values
 
 
 def _row_squares(values: np.ndarray) -> np.ndarray:
@@ -186,38 +166,9 @@ def _row_squares(values: np.ndarray) -> np.ndarray:
     return squares
 
 
-def _largest_magnitude(rows: np.ndarray) -> int:
-    """The largest bits without the sign. Those of a sign alone are of the most negative value."""
-    kind, mask, _ = _BITS[rows.dtype.name]
-    bits = rows.view(kind)
-    positive = np.maximum.reduce(bits.view(np.dtype(kind).str.replace("u", "i")), None, initial=0)
-    negative = np.maximum.reduce(bits, None, initial=0)
-    return max(int(positive), int(negative) & mask if int(negative) > mask else 0)
-
-
-def _magnitude_as_float(magnitude: int, dtype: np.dtype[Any]) -> float:
-    return float(np.array([magnitude], _BITS[dtype.name][0]).view(dtype)[0])
-
-
-def _without_nonfinite(rows: np.ndarray) -> tuple[np.ndarray, int]:
-    """The rows whose values are all finite, and how many values are not."""
-    kind, mask, infinity = _BITS[rows.dtype.name]
-    bad = (rows.view(kind) & kind(mask)) >= infinity
-    return rows[~bad.any(axis=1)], int(bad.sum())
-
-
-def _float32_columns(rows: np.ndarray) -> Iterable[tuple[slice, np.ndarray]]:
-    """The values as float32, with the columns that they are from. bfloat16 is the upper half of a
-    float32, so two neighbours are taken apart without a conversion."""
-    if rows.dtype.name != "bfloat16" or rows.shape[1] % 2:
-        yield slice(None), as_float32(rows)
-        return
-    pairs = rows.view(np.dtype("<u4"))
-    values = _memory("values", pairs.nbytes).view(np.uint32).reshape(pairs.shape)
-    np.left_shift(pairs, np.uint32(16), out=values)
-    yield slice(0, None, 2), values.view(np.float32)
-    np.bitwise_and(pairs, np.uint32(0xFFFF0000), out=values)
-    yield slice(1, None, 2), values.view(np.float32)
+def _largest_magnitude(values: np.ndarray) -> float:
+    """Infinite or NaN if a value is."""
+    return max(float(values.max(initial=0.0)), -float(values.min(initial=0.0)))
 
 
 class StatisticsGatherer:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary
 from tpufleet.runtime import filesystem
@@ -151,6 +151,18 @@ class BucketStorage:
 
     def write_mode(self) -> str:
         return "upload"
+
+    def put(self, content: BufferStream, name: str) -> None:
+        self._send(content, content.size, name)
+
+    def upload(self, draft: Path, name: str) -> None:
+        with open(draft, "rb") as content:
+            self._send(content, draft.stat().st_size, name)
+        draft.unlink()
+
+    def _send(self, content: Any, size: int, name: str) -> None:
+        """Store what is read from a file, from its beginning."""
+        raise NotImplementedError
 
     def local_path(self, name: str) -> Path | None:
         return None

@@ -7,11 +7,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from tpufleet.runtime.units import Claim
 from tpufleet_activations import plans
@@ -52,15 +53,12 @@ class UnitWriter:
         self._uploader = uploader or shard_writer.InlineWriter()
         name = shards.ShardName(claim.unit, claim.token, part)
         self._files: list[_ShardPart] = []
-        draft = f"{claim.nonce}-{part:03d}"
-        if storage.file_bytes is None:
-            self._files = [_ShardPart(storage, plan, str(name), draft, samples, executor)]
-        else:
-            for number, own in enumerate(split_samples(plan, samples, storage.file_bytes)):
-                file = str(name._replace(number=number))
-                self._files.append(
-                    _ShardPart(storage, plan, file, f"{draft}-{number:04d}", own, executor)
-                )
+        size = storage.file_bytes
+        groups = [samples] if size is None else split_samples(plan, samples, size)
+        for number, own in enumerate(groups):
+            file = name if size is None else name._replace(number=number)
+            draft = f"{claim.nonce}-{part:03d}-{number:04d}"
+            self._files.append(_ShardPart(storage, plan, str(file), draft, own, executor))
         self._ends = list(accumulate(file.rows for file in self._files))
         self._appended: Counter[str] = Counter()  # rows of each tensor
         self._summed: Counter[str] = Counter()  # rows of each site whose sums are known
@@ -154,16 +152,7 @@ class _ShardPart:
         self._writer: shard_writer.RawShardWriter | zstd_shards.ZstdShardWriter
         if plan.compression == "zstd":
             self._writer = zstd_shards.ZstdShardWriter(
-                self._target,
-                name,
-                tensors,
-                compressed=plan.sites,
-                executor=executor,
-                spool=(
-                    self._target.path.parent
-                    if isinstance(self._target, shard_writer.DraftFile)
-                    else None
-                ),
+                self._target, name, tensors, compressed=plan.sites, executor=executor
             )
         else:
             self._writer = shard_writer.RawShardWriter(self._target, name, tensors, executor)
@@ -234,7 +223,7 @@ def commit_outcome(
 ) -> dict[str, Any]:
     """The outcome in a unit's commit record."""
     span = plan.sample_range(unit)
-    tokens = sum(file["tensors"][shards.TOKENS][1][0] for file in files)
+    tokens = sum(file["tensors"][shards.TOKENS][2][0] for file in files)
     return {
         "start": span.start,
         "end": span.stop,

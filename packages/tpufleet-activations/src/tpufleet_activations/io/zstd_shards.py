@@ -10,10 +10,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from tpufleet_activations.io import dtypes, shard_writer, shards
 
@@ -34,8 +35,8 @@ class ZstdShardWriter:
     """Like `RawShardWriter`, but compresses the tensors named in `compressed`.
 
     The header comes first and contains sizes that are known only after compression. So chunks are
-    written to a file in the folder `spool` in the order in which threads finish, and copied from
-    there. Without one they are kept in memory.
+    written to a file beside that of `target` in the order in which threads finish, and copied from
+    there. If that is in memory, so are they.
     """
 
     def __init__(
@@ -45,14 +46,15 @@ class ZstdShardWriter:
         tensors: Iterable[shards.Tensor],
         compressed: Iterable[str],
         executor: Executor | None = None,
-        spool: Path | None = None,
     ):
         self._target, self._name = target, name
         self._executor = executor or shard_writer.InlineWriter()
         self._plain = {tensor.name: tensor for tensor in tensors}
         self._compressed = frozenset(compressed)
         self._chunks = {name: _Chunks() for name in self._plain}
-        self._spool = _Spool(spool)
+        self._spool = _Spool(
+            target.path.parent if isinstance(target, shard_writer.DraftFile) else None
+        )
         self._writer: shard_writer.RawShardWriter | None = None
 
     def append(self, name: str, *parts: np.ndarray) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,8 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from tpufleet_activations.model import meshes, varlen_attention
-
-log = logging.getLogger(__name__)
+from tpufleet_activations.model.program_cache import warn_unused
 
 KERNELS = ("plain", "stepped", "cudnn", "varlen", "splash")
 GPUS = ("gpu", "cuda")
@@ -155,8 +153,7 @@ def unavailable_kernels(
             return unavailable
         except Exception as error:
             # Any error: the plain kernel gives the same results, only slower.
-            reason = (str(error) or repr(error)).splitlines()[0]
-            log.warning("%s attention disabled for head_dim %d: %s", kernel, head_dim, reason)
+            warn_unused(f"{kernel} attention for head_dim {head_dim}", error)
             unavailable |= {kernel}
 
 

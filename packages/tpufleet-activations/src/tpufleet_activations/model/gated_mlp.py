@@ -8,7 +8,6 @@ Elsewhere it is left to the compiler.
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from tpufleet_activations.model import meshes
 from tpufleet_activations.model.biased_product import biased_product
+from tpufleet_activations.model.program_cache import warn_unused
 
 KERNELS = ("plain", "hopper")
 # The tanh approximation of GELU is x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))).
@@ -132,7 +132,7 @@ def kernel_works(activation: str, tiling: Tiling = TILING) -> bool:
         return bool(np.linalg.norm(ours - theirs) <= 0.01 * np.linalg.norm(theirs))
     except Exception as error:
         # Any error: the plain kernel gives the same results, only slower.
-        logging.getLogger(__name__).warning("fused MLP kernel disabled: %s", error)
+        warn_unused("the fused MLP kernel", error)
         return False
 
 

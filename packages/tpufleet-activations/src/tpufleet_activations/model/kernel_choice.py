@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ from jax.sharding import Mesh
 
 from tpufleet_activations.model import attention, gated_mlp, host_memory
 from tpufleet_activations.model.architectures import Architecture
-from tpufleet_activations.model.program_cache import ProgramCache
+from tpufleet_activations.model.program_cache import ProgramCache, warn_unused
 
 COMPUTE_DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 # Products read the weights of a layer where they are in the stack of all layers; XLA would copy
@@ -79,7 +78,6 @@ def options_known(options: dict[str, bool]) -> bool:
     try:
         jax.jit(lambda: jnp.zeros(()), compiler_options=options)()
     except jax.errors.JaxRuntimeError as error:
-        # Without them a program gives the same results, only slower.
-        logging.getLogger(__name__).warning("compiler options not used: %s", error)
+        warn_unused(f"one of the compiler options {', '.join(options)}", error)
         return False
     return True

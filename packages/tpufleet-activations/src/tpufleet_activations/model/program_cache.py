@@ -184,4 +184,10 @@ def _is_own(path: Path) -> bool:
 
 
 def _warn_unused(path: Path, reason: object) -> None:
-    log.warning("%s, a file of --compile-cache, is not used: %s", path, reason)
+    warn_unused(f"{path}, a file of --compile-cache,", reason)
+
+
+def warn_unused(what: str, reason: object) -> None:
+    """A run gives the same results without it, only more slowly."""
+    lines = (str(reason) or repr(reason)).splitlines()
+    log.warning("%s is not used: %s", what, lines[0])

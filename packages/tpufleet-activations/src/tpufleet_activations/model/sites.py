@@ -83,24 +83,17 @@ def layers_needed(names: Iterable[str], architecture: Architecture) -> int:
 
 def _parse(choice: str, count: int) -> tuple[Site, Iterable[int]]:
     match = _CHOICE.match(choice)
-    if match is None:
-        raise _invalid(choice, "expected a form such as resid_post.12")
-    site = parse_site(match["site"])
-    if site is Site.FINAL_NORM:
-        if match["layers"]:
-            raise _invalid(choice, "it has no layers")
-        return site, (-1,)
-    layers = list(_layers(match["layers"] or "*", count))
-    wrong = [layer for layer in layers if not 0 <= layer < count]
-    if not layers:
-        raise _invalid(choice, "write the smaller number first")
-    if wrong:
-        raise _invalid(choice, f"the model has layers 0 to {count - 1}")
-    return site, layers
-
-
-def _invalid(choice: str, reason: str) -> BadInput:
-    return BadInput(f"invalid site {choice!r}; {reason}")
+    if match is not None:
+        site = parse_site(match["site"])
+        if site is Site.FINAL_NORM and not match["layers"]:
+            return site, (-1,)
+        layers = list(_layers(match["layers"] or "*", count))
+        if site is not Site.FINAL_NORM and layers and all(0 <= layer < count for layer in layers):
+            return site, layers
+    raise BadInput(
+        f"invalid site {choice!r}; expected final_norm, or a form such as resid_post.12 or "
+        f"resid_post.4-8 with layers 0 to {count - 1}"
+    )
 
 
 def _layers(text: str, count: int) -> Iterable[int]:

@@ -35,13 +35,10 @@ PEAKS = {
     "v3": 123e12,
     "v4": 275e12,
     "v5e": 197e12,
-    "v5litepod": 197e12,
     "v5p": 459e12,
     "v6e": 918e12,
     "tpu7x": 2307e12,
 }
-# Types whose names count TensorCores, of which a chip has two: a v4-8 has four chips.
-CORE_COUNTED = ("v2", "v3", "v4", "v5p", "tpu7x")
 
 
 class OverBudget(FleetError, Permanent):
@@ -108,7 +105,7 @@ def make_plan(
     exact: bool = False,
     shard_bytes: int = SHARD_BYTES,
     unit_samples: int | None = None,
-    chips: str | None = None,
+    chips: tuple[str, int] | None = None,
     rate: float | None = None,
     price: float | None = None,
     **settings: Any,
@@ -279,28 +276,21 @@ def check_usable(measured: MeasuredSamples, count: int, path: str) -> None:
 
 
 def with_cost(
-    estimate: Estimate, *, chips: str | None, rate: float | None, price: float | None
+    estimate: Estimate,
+    *,
+    chips: tuple[str, int] | None,
+    rate: float | None,
+    price: float | None,
 ) -> Estimate:
-    """Add hours, from tokens per second (`rate`) or chips such as `v5e-16`, and with a price the
-    cost. The price is per chip-hour, or without `chips` per hour of the whole fleet."""
+    """Add hours, from tokens per second (`rate`) or the generation and number of TPU chips, and
+    with a price the cost. The price is per chip-hour, or without `chips` per hour of the fleet."""
     hours = hourly = None
     if chips is not None:
-        kind, count = chip_count(chips)
-        hours = estimate.operations / (PEAKS[kind] * count * UTILIZATION) / 3600
+        generation, count = chips
+        hours = estimate.operations / (PEAKS[generation] * count * UTILIZATION) / 3600
         hourly = None if price is None else count * price
     if rate:
         hours = estimate.tokens / rate / 3600
         hourly = hourly if hourly is not None or price is None else price
     cost = None if hours is None or hourly is None else hours * hourly
     return replace(estimate, hours=hours, cost=cost)
-
-
-def chip_count(accelerator: str) -> tuple[str, int]:
-    """The generation and number of chips of a TPU type: `v5e-16` has 16, `v4-16` has 8."""
-    kind, _, number = accelerator.strip().lower().rpartition("-")
-    if kind not in PEAKS or not number.isdecimal() or not int(number):
-        known = ", ".join(PEAKS)
-        raise BadInput(
-            f"unknown TPU type {accelerator!r}; expected one such as v5e-16 (generations: {known})"
-        )
-    return kind, max(int(number) // (2 if kind in CORE_COUNTED else 1), 1)

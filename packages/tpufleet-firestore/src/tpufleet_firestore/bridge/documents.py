@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from tpufleet.errors import BadInput
 from tpufleet.model.job.jobs import JobId
 
@@ -46,8 +48,9 @@ SERVER_TIME = _ServerTime()
 Fields = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DocumentClaim:
+class DocumentClaim(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"run_number": "run", "job_id": "job"}
+):
     """Which bridge holds a document. `fence` is a fencing token that grows with every takeover, so
     that a bridge that was presumed dead cannot write; `run_number` grows with every rerun."""
 
@@ -57,12 +60,7 @@ class DocumentClaim:
     job_id: JobId
 
     def to_fields(self) -> Fields:
-        return {
-            "holder": self.holder,
-            "fence": self.fence,
-            "run": self.run_number,
-            "job": self.job_id,
-        }
+        return msgspec.to_builtins(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,15 +123,10 @@ def _whole_number(value: Any) -> int | None:
 
 def parse_claim(data: Mapping[str, Any]) -> DocumentClaim | None:
     """None also when the field is invalid: clients can write it too."""
-    fields = data.get("bridge")
-    if not isinstance(fields, Mapping):
+    try:
+        return msgspec.convert(data.get("bridge"), DocumentClaim)
+    except msgspec.ValidationError:
         return None
-    holder, fence, run, job = (fields.get(name) for name in ("holder", "fence", "run", "job"))
-    if not isinstance(holder, str) or not isinstance(job, str):
-        return None
-    if type(fence) is not int or type(run) is not int:
-        return None
-    return DocumentClaim(holder=holder, fence=fence, run_number=run, job_id=JobId(job))
 
 
 def job_id(document: Document, run_number: int) -> JobId:

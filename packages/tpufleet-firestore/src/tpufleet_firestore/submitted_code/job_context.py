@@ -14,32 +14,18 @@ Outcome = dict[str, Any]
 
 
 class JobContext:
-    def __init__(
-        self,
-        environ: Mapping[str, str],
-        key: str,
-        *,
-        run_dir: Path | None,
-        checkpoint_dir: Path | None,
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str], key: str) -> None:
         self.environ = dict(environ)
         self._key = key.encode()  # known to the supervisors of this job, not to its code
-        self.run_dir = run_dir
-        self._outcome_path = checkpoint_dir / "outcome.json" if checkpoint_dir else None
+        run_dir, checkpoints = (
+            environ.get("TPUFLEET_RUN_DIR"),
+            environ.get("TPUFLEET_CHECKPOINT_DIR"),
+        )
+        self.run_dir = Path(run_dir) if run_dir else None
+        local = checkpoints if checkpoints and "://" not in checkpoints else None
+        self._outcome_path = Path(local, "outcome.json") if local else None
         self.process_id = int(environ.get("TPUFLEET_PROCESS_ID") or 0)
         self.num_processes = int(environ.get("TPUFLEET_NUM_PROCESSES") or 1)
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str], key: str) -> JobContext:
-        run_dir = environ.get("TPUFLEET_RUN_DIR")
-        checkpoint_dir = environ.get("TPUFLEET_CHECKPOINT_DIR")
-        is_local = bool(checkpoint_dir) and "://" not in str(checkpoint_dir)
-        return cls(
-            environ,
-            key,
-            run_dir=Path(run_dir) if run_dir else None,
-            checkpoint_dir=Path(str(checkpoint_dir)) if is_local else None,
-        )
 
     @property
     def stopping(self) -> bool:

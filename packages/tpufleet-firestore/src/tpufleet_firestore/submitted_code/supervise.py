@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _exit)
     request = json.loads(options.request.read_text())
     options.request.unlink()  # it contains the key, which the code must not read
-    context = JobContext.from_environment(os.environ, request.pop("key"))
+    context = JobContext(os.environ, request.pop("key"))
     outcome = context.read_outcome()
     if outcome is not None:
         print("an earlier attempt has run this code to its end; not running it again", flush=True)

@@ -70,9 +70,9 @@ def _apply(options: dict[str, Any]) -> None:
         f"{name}={value}" for name, value in chosen.items() if value not in (None, False)
     ]
     if prompt_file := options.pop("prompt_file"):
-        from tpufleet_migration.activations.arc import prompt_templates
+        from tpufleet_migration.activations.arc import prompts
 
-        assignments.append(f"prompt={json.dumps(prompt_templates.read_template(prompt_file))}")
+        assignments.append(f"prompt={json.dumps(prompts.read_template(prompt_file))}")
     options["data_options"] += tuple(assignments)
     kind, layers = options.pop("activation_type"), options.pop("layers")
     if kind or layers:

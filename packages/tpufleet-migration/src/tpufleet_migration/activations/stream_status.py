@@ -37,19 +37,20 @@ def stream_manifest(storage: Storage, data: str | None = None) -> dict[str, Any]
         completed = len(done) == len(wanted)
         times += [entry.at for entry in started]
         status = "in_progress" if started else "pending"
-        streams[number] = {
+        streams[str(number)] = {
             "status": stream_manifests.COMPLETED if completed else status,
             "dataset_path": str(path),
             "pod_id": max(started, key=lambda entry: entry.at).worker if started else None,
             "started_at": _time(min((entry.at for entry in started), default=None)),
             "completed_at": _time(max((c.at for c in done), default=None)) if completed else None,
         }
-    return stream_manifests.build_manifest(
-        streams,
-        str(described["path"]),
-        _time(min(times, default=None)),
-        _time(max(times, default=None)),
-    )
+    return {
+        "total_streams": len(streams),
+        "dataset_dir": str(described["path"]),
+        "created_at": _time(min(times, default=None)),
+        "updated_at": _time(max(times, default=None)),
+        "streams": streams,
+    }
 
 
 def _time(seconds: float | None) -> str | None:

@@ -1,4 +1,5 @@
-"""The text of the ARC prompts. Any edit changes every activation: add a version instead."""
+"""The text of the ARC prompts, as templates of `prompts`. Any edit changes every activation: add a
+version instead."""
 
 from __future__ import annotations
 
@@ -88,3 +89,81 @@ VERIFY = (
     + 'Answer "yes" or "no" alone.\n'
     + _HINTS
 )
+
+GRID_ANSWER = "### Output\n\n```grid"
+_PYTHON = "```python\n"
+_PAIRS = """{% for pair in train_samples %}
+## Example {{ loop.index }}
+
+### Input
+
+{{ pair.input }}
+
+### Output
+
+{{ pair.output }}
+{% endfor %}"""
+_GRIDS = """{% for pair in train_samples %}
+## Grid example {{ loop.index }}
+
+{{ pair.input }}
+{% endfor %}"""
+_TEST = """
+## Test case
+
+### Input
+
+{{ test_input }}"""
+_OPTIONS = """
+{% for choice in test_output_choices %}
+### Output option {{ loop.index }}
+
+{{ choice }}
+{% endfor %}"""
+_OUTPUT = """
+
+### Output
+
+{{ test_output }}
+
+Is the test output correct?"""
+_RUN = """{{ code }}
+```
+
+## Example
+
+### Input
+
+{{ test_input }}"""
+
+
+def _deeper(text: str) -> str:
+    """With headings of the next level."""
+    return text.replace("## ", "### ")
+
+
+# Parts of each version that differ from the defaults of `prompts.PromptTemplate`.
+VERSIONS = {
+    "output-from-examples-v0": {"system": LONG_SYSTEM, "user": SOLVE_SHORT + _PAIRS + _TEST},
+    "output-from-examples-v1": {"user": SOLVE + _PAIRS + _TEST},
+    "input-from-inputs-v0": {"user": NEW_GRID + _GRIDS, "answer": "## New grid\n\n```grid"},
+    "output-from-outputs-v0": {
+        "user": NEW_GRID + _GRIDS.replace("pair.input", "pair.output"),
+        "answer": "## New grid\n\n```grid",
+    },
+    "code-from-examples-v0": {"user": WRITE_CODE + _PAIRS, "answer": _PYTHON},
+    "code-from-examples-v1": {
+        "user": GENERATE_CODE
+        + _deeper(_PAIRS)
+        + "\n## Code\n\nImplement the transformation in Python.",
+        "answer": _PYTHON,
+    },
+    "code-from-examples-v2": {"user": GENERATE_CODE + _deeper(_PAIRS), "answer": CODE_ANSWER},
+    "code-from-examples-v3": {
+        "user": GENERATE_CODE.replace("task(grid)", "task(img)") + _deeper(_PAIRS + _TEST),
+        "answer": CODE_ANSWER,
+    },
+    "output-from-code-v0": {"user": APPLY_CODE + _RUN},
+    "select-output-from-examples-v0": {"user": SELECT + _PAIRS + _TEST + _OPTIONS, "answer": ""},
+    "verify-output-from-examples-v0": {"user": VERIFY + _PAIRS + _TEST + _OUTPUT, "answer": ""},
+}

@@ -1,17 +1,29 @@
-"""Prompt versions for ARC tasks. A version never changes: datasets are compared across runs."""
+"""ARC prompts: of a version, or of a file with `system`, `user` and `answer`.
+
+`user` is a Jinja template. It may use `train_samples` (each with `input` and `output`),
+`test_input`, `test_output`, `code` and `test_output_choices`; grids are rendered by the grid
+encoder. A version never changes: datasets are compared across runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from tpufleet.errors import BadInput
-from tpufleet_activations.input_errors import check_choice
+from tpufleet_activations.input_errors import unreadable
 from tpufleet_migration.activations.arc import prompt_text
 from tpufleet_migration.activations.arc.grid_encoders import Encoder
 
 DEFAULT = "output-from-examples-v0"
+PARTS = ("system", "user", "answer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,140 +42,65 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PromptVersion:
-    """One prompt format."""
+class PromptTemplate:
+    """What all prompts have in common; `user` is rendered for each."""
 
-    opening: str
-    ending: Callable[[Mapping[str, Any]], str]
+    user: str
     system: str = prompt_text.SHORT_SYSTEM
-    shown: str = "pairs"  # of each example: "pairs", "input", "output" or "none"
-    level: int = 2  # heading level of the examples
-    answer: str = "### Output\n\n```grid"
-    needs: tuple[str, ...] = ()  # task fields beyond train and test inputs
+    answer: str = prompt_text.GRID_ANSWER
+
+    def prompts(self, task: Mapping[str, Any], encode: Encoder) -> list[Prompt]:
+        """One prompt for each test of the task."""
+        variables = {name: task[name] for name in ("code",) if name in task}
+        variables["train_samples"] = [_encoded(pair, encode) for pair in task["train"]]
+        if "test_output_choices" in task:
+            variables["test_output_choices"] = [encode(one) for one in task["test_output_choices"]]
+        return [
+            Prompt(system=self.system, user=self._user(variables, test, encode), answer=self.answer)
+            for test in task["test"]
+        ]
+
+    def _user(self, variables: Mapping[str, Any], test: Mapping[str, Any], encode: Encoder) -> str:
+        grids = {f"test_{name}": text for name, text in _encoded(test, encode).items()}
+        try:
+            return _compiled(self.user).render(**variables, **grids)
+        except jinja2.TemplateError as error:
+            raise _invalid(error) from error
 
 
-def build_prompts(task: Mapping[str, Any], encode: Encoder, version: str) -> list[Prompt]:
-    """One prompt for each test of the task."""
-    check_version(version)
-    selected = VERSIONS[version]
-    for name in selected.needs:
-        holders = task["test"] if name == "output" else [task]
-        if not all(name in holder for holder in holders):
-            raise BadInput(f"prompt version {version} needs {name} in each task or test")
-    examples = "".join(
-        _example(number, pair, encode, selected) for number, pair in enumerate(task["train"], 1)
-    )
-    return [
-        Prompt(
-            system=selected.system,
-            user=selected.opening
-            + examples
-            + selected.ending(_variables(task, test, encode, selected)),
-            answer=selected.answer,
+def read_template(path: Path) -> dict[str, str]:
+    """The parts of a template file."""
+    try:
+        return validate_template(tomllib.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+
+
+def validate_template(parts: Mapping[str, Any]) -> dict[str, str]:
+    """Raise unless all parts are present, are strings, and compile."""
+    if set(parts) != set(PARTS) or not all(isinstance(part, str) for part in parts.values()):
+        raise BadInput(
+            f"a prompt file needs the strings {', '.join(PARTS)}; it has {', '.join(sorted(parts))}"
         )
-        for test in task["test"]
-    ]
+    try:
+        _compiled(parts["user"])
+    except jinja2.TemplateSyntaxError as error:
+        raise _invalid(f"line {error.lineno}: {error.message}") from error
+    return {name: parts[name] for name in PARTS}
 
 
-def check_version(version: str) -> None:
-    check_choice("prompt version", version, VERSIONS)
+def _invalid(reason: object) -> BadInput:
+    return BadInput(f"the prompt template `user` cannot be rendered: {reason}")
 
 
-def _variables(
-    task: Mapping[str, Any], test: Mapping[str, Any], encode: Encoder, version: PromptVersion
-) -> dict[str, Any]:
-    """What the end of the prompt may show."""
-    variables: dict[str, Any] = {"input": encode(test["input"]), "code": task.get("code", "")}
-    if "output" in version.needs:
-        variables["output"] = encode(test["output"])
-    if "test_output_choices" in version.needs:
-        variables["choices"] = [encode(grid) for grid in task["test_output_choices"]]
-    return variables
+def _encoded(pair: Mapping[str, Any], encode: Encoder) -> dict[str, str]:
+    return {name: encode(pair[name]) for name in ("input", "output") if name in pair}
 
 
-def _example(number: int, pair: Mapping[str, Any], encode: Encoder, version: PromptVersion) -> str:
-    mark = "#" * version.level
-    if version.shown == "none":
-        return ""
-    if version.shown != "pairs":
-        return f"\n{mark} Grid example {number}\n\n{encode(pair[version.shown])}\n"
-    return (
-        f"\n{mark} Example {number}\n\n{mark}# Input\n\n{encode(pair['input'])}\n\n"
-        f"{mark}# Output\n\n{encode(pair['output'])}\n"
-    )
+@lru_cache(8)
+def _compiled(text: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
+    return environment.from_string(text)
 
 
-def _test(level: int) -> Callable[[Mapping[str, Any]], str]:
-    mark = "#" * level
-    return lambda variables: f"\n{mark} Test case\n\n{mark}# Input\n\n{variables['input']}"
-
-
-def _empty(variables: Mapping[str, Any]) -> str:
-    return ""
-
-
-def _options(variables: Mapping[str, Any]) -> str:
-    choices: Sequence[str] = variables["choices"]
-    listing = "".join(
-        f"\n### Output option {number}\n\n{choice}\n" for number, choice in enumerate(choices, 1)
-    )
-    return f"{_test(2)(variables)}\n{listing}"
-
-
-def _verify(variables: Mapping[str, Any]) -> str:
-    output = variables["output"]
-    return f"{_test(2)(variables)}\n\n### Output\n\n{output}\n\nIs the test output correct?"
-
-
-def _code(variables: Mapping[str, Any]) -> str:
-    return f"{variables['code']}\n```\n\n## Example\n\n### Input\n\n{variables['input']}"
-
-
-VERSIONS = {
-    "output-from-examples-v0": PromptVersion(
-        opening=prompt_text.SOLVE_SHORT, ending=_test(2), system=prompt_text.LONG_SYSTEM
-    ),
-    "output-from-examples-v1": PromptVersion(opening=prompt_text.SOLVE, ending=_test(2)),
-    "input-from-inputs-v0": PromptVersion(
-        opening=prompt_text.NEW_GRID,
-        ending=_empty,
-        shown="input",
-        answer="## New grid\n\n```grid",
-    ),
-    "output-from-outputs-v0": PromptVersion(
-        opening=prompt_text.NEW_GRID,
-        ending=_empty,
-        shown="output",
-        answer="## New grid\n\n```grid",
-    ),
-    "code-from-examples-v0": PromptVersion(
-        opening=prompt_text.WRITE_CODE, ending=_empty, answer="```python\n"
-    ),
-    "code-from-examples-v1": PromptVersion(
-        opening=prompt_text.GENERATE_CODE,
-        ending=lambda variables: "\n## Code\n\nImplement the transformation in Python.",
-        level=3,
-        answer="```python\n",
-    ),
-    "code-from-examples-v2": PromptVersion(
-        opening=prompt_text.GENERATE_CODE,
-        ending=_empty,
-        level=3,
-        answer=prompt_text.CODE_ANSWER,
-    ),
-    "code-from-examples-v3": PromptVersion(
-        opening=prompt_text.GENERATE_CODE.replace("task(grid)", "task(img)"),
-        ending=_test(3),
-        level=3,
-        answer=prompt_text.CODE_ANSWER,
-    ),
-    "output-from-code-v0": PromptVersion(
-        opening=prompt_text.APPLY_CODE, ending=_code, shown="none", needs=("code",)
-    ),
-    "select-output-from-examples-v0": PromptVersion(
-        opening=prompt_text.SELECT, ending=_options, answer="", needs=("test_output_choices",)
-    ),
-    "verify-output-from-examples-v0": PromptVersion(
-        opening=prompt_text.VERIFY, ending=_verify, answer="", needs=("output",)
-    ),
-}
+VERSIONS = {name: PromptTemplate(**parts) for name, parts in prompt_text.VERSIONS.items()}

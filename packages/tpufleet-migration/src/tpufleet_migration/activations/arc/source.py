@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs.files import IndexedLines, find_files
 from tpufleet_activations.inputs.kinds import DataKind
 from tpufleet_activations.inputs.samples import Sample
 from tpufleet_activations.io import remote_files
-from tpufleet_migration.activations.arc import (
-    grid_encoders,
-    prompt_templates,
-    prompts,
-    stream_manifests,
-    tasks,
-)
+from tpufleet_migration.activations.arc import grid_encoders, prompts, stream_manifests, tasks
 from tpufleet_migration.activations.options import ARC_OPTIONS
 
 SUFFIXES = (".jsonl", ".json")
@@ -73,13 +67,13 @@ class ArcSource:
         self._lines, self._seed = lines, int(data.get("seed") or 42)
         self._encoder_name = data.get("grid_encoder") or grid_encoders.DEFAULT
         self._encode = grid_encoders.parse_encoder(self._encoder_name)
-        self._version = data.get("prompt_version") or prompts.DEFAULT
-        self._template: prompt_templates.PromptTemplate | None = None
+        self._prompt = data.get("prompt_version") or prompts.DEFAULT
         if data.get("prompt"):
-            parts = prompt_templates.validate_template(json.loads(data["prompt"]))
-            self._template = prompt_templates.PromptTemplate(**parts)
+            self._prompt = prompts.validate_template(json.loads(data["prompt"]))
+            self._template = prompts.PromptTemplate(**self._prompt)
         else:
-            prompts.check_version(self._version)
+            check_choice("prompt version", self._prompt, prompts.VERSIONS)
+            self._template = prompts.VERSIONS[self._prompt]
         self._repeats = int(data.get("predictions_per_task") or 8)
         self._limit = int(data["max_tasks"]) if data.get("max_tasks") else None
         self._unique_names: dict[int, str] = {}  # new names of tasks with an id seen before
@@ -122,8 +116,7 @@ class ArcSource:
         ]
 
     def digest(self) -> str:
-        prompt = self._version if self._template is None else asdict(self._template)
-        settings = (self._encoder_name, prompt, self._repeats, self._limit, self._seed)
+        settings = (self._encoder_name, self._prompt, self._repeats, self._limit, self._seed)
         return self._lines.digest(*settings)
 
     def _samples(self, number: int, line: bytes, wanted: range) -> list[Sample]:
@@ -159,7 +152,7 @@ class ArcSource:
             random = Random(f"{self._seed}/{number}/{turn}")
             augmentation = tasks.make_augmentation(task, turn, random)
             augmented = tasks.apply_augmentation(task, augmentation)
-            cache[turn] = augmentation, self._prompts(augmented)
+            cache[turn] = augmentation, self._template.prompts(augmented, self._encode)
         augmentation, built = cache[turn]
         name = task["task_id"]
         return Sample(
@@ -169,11 +162,6 @@ class ArcSource:
             answer=built[test].answer,
             metadata={"task_id": name, "test": test, "augmentation": augmentation.to_json()},
         )
-
-    def _prompts(self, task: Mapping[str, Any]) -> list[prompts.Prompt]:
-        if self._template is not None:
-            return self._template.prompts(task, self._encode)
-        return prompts.build_prompts(task, self._encode, self._version)
 
 
 def _skipped(name: str, wanted: range, reason: str) -> list[Sample]:

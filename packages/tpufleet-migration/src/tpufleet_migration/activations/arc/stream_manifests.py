@@ -70,22 +70,6 @@ def sharded_files(folder: Path) -> list[Path]:
     return chunks
 
 
-def build_manifest(
-    streams: Mapping[int, Mapping[str, Any]],
-    folder: str,
-    created: str | None,
-    updated: str | None,
-) -> dict[str, Any]:
-    """A manifest with the keys that the older scripts use."""
-    return {
-        "total_streams": len(streams),
-        "dataset_dir": folder,
-        "created_at": created,
-        "updated_at": updated,
-        "streams": {str(number): dict(entry) for number, entry in sorted(streams.items())},
-    }
-
-
 def _locate(stream: str, manifest: Mapping[str, Any], path: Path) -> Path:
     """Relative paths are tried against the working directory, `dataset_dir` and the manifest."""
     if urlsplit(stream).scheme:
