@@ -13,7 +13,8 @@ from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import tpu_zones
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet_testbed.cloud_tpu import api_errors
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
+from tpufleet_testbed.cloud_tpu.api_errors import Code
+from tpufleet_testbed.servers import ApiError
 
 
 class CapacityHolder(Protocol):

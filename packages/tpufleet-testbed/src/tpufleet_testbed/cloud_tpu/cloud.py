@@ -19,7 +19,7 @@ from google.cloud.tpu_v2.types import cloud_tpu
 
 from tpufleet.clocks import Clock
 from tpufleet_testbed.cloud_tpu import api_errors, node_validation, nodes
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code, bad_request, invalid_argument
+from tpufleet_testbed.cloud_tpu.api_errors import Code, bad_request, invalid_argument
 from tpufleet_testbed.cloud_tpu.billing import BillingEntry, BillingLedger, CapacityResponse
 from tpufleet_testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
 from tpufleet_testbed.cloud_tpu.fault_plan import NO_FAULTS, CallFaults, CloudFaultPlan
@@ -34,6 +34,7 @@ from tpufleet_testbed.cloud_tpu.nodes import (
     State,
 )
 from tpufleet_testbed.cloud_tpu.operations import Operations
+from tpufleet_testbed.servers import ApiError
 
 MAINTENANCE_WINDOW = timedelta(hours=4)
 # Spot VMs have no such limit: cloud.google.com/tpu/docs/preemptible

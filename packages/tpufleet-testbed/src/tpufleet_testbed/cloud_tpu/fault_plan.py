@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -116,12 +116,8 @@ class CloudFaultPlan(msgspec.Struct, frozen=True, kw_only=True):
 NO_FAULTS = CloudFaultPlan()
 
 
-def load(path: Path) -> CloudFaultPlan:
-    return plan_files.load(CloudFaultPlan, path)
-
-
-def parse(text: str) -> CloudFaultPlan:
-    return plan_files.parse(CloudFaultPlan, text)
+load = partial(plan_files.load, CloudFaultPlan)
+parse = partial(plan_files.parse, CloudFaultPlan)
 
 
 @dataclass(slots=True)

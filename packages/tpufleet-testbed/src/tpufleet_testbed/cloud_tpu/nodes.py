@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from google.cloud.tpu_v2.types import cloud_tpu
+from google.cloud.tpu_v2alpha1.types import cloud_tpu as alpha
 
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet_testbed.cloud_tpu import catalog, node_validation
@@ -41,6 +42,18 @@ class MaintenanceWindow:
     latest_start: datetime
     scheduled: bool = True  # False: an urgent one
     ongoing: bool = False
+
+    def to_api(self, by_hand: bool) -> alpha.UpcomingMaintenance:
+        kinds = alpha.UpcomingMaintenance.MaintenanceType
+        statuses = alpha.UpcomingMaintenance.MaintenanceStatus
+        return alpha.UpcomingMaintenance(
+            type_=kinds.SCHEDULED if self.scheduled else kinds.UNSCHEDULED,
+            can_reschedule=by_hand and not self.ongoing,
+            window_start_time=f"{self.start:%Y-%m-%dT%H:%M:%SZ}",
+            window_end_time=f"{self.end:%Y-%m-%dT%H:%M:%SZ}",
+            latest_window_start_time=f"{self.latest_start:%Y-%m-%dT%H:%M:%SZ}",
+            maintenance_status=statuses.ONGOING if self.ongoing else statuses.PENDING,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +116,14 @@ class NodeRecord:
                 self._endpoint(index, node.network_config.enable_external_ips)
                 for index in range(self.accelerator.hosts)
             ]
+        return node
+
+    def to_alpha(self) -> alpha.Node:
+        """In v2alpha1: the messages of both versions share their field numbers, except where alpha
+        has more."""
+        node = alpha.Node.deserialize(cloud_tpu.Node.serialize(self.to_api()))
+        if self.maintenance is not None:
+            node.upcoming_maintenance = self.maintenance.to_api(self.can_start_maintenance)
         return node
 
     def _fill_defaults(self, node: cloud_tpu.Node) -> None:
