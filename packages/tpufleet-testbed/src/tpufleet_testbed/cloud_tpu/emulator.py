@@ -86,11 +86,10 @@ class Emulator:
         """One line: nodes, preemptions, stockouts and billed chip hours."""
         with self.cloud.lock:
             ledger, now = self.cloud.ledger, self.cloud.run_due()
-            denied = sum(not response.granted for response in ledger.responses)
             preempted = sum(entry.ended_by == "preempted" for entry in ledger.entries)
             return (
                 f"{len(ledger.entries)} nodes created, {preempted} preempted, "
-                f"{denied} requests denied; {ledger.chip_hours(now):.2f} chip hours"
+                f"{ledger.denied} requests denied; {ledger.chip_hours(now):.2f} chip hours"
             )
 
     def __enter__(self) -> Emulator:

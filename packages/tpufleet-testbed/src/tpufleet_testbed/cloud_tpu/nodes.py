@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 from google.cloud.tpu_v2.types import cloud_tpu
@@ -20,6 +20,7 @@ ApiVersion: Any = cloud_tpu.Node.ApiVersion
 # Members of proto-plus enums, which type checkers see as int.
 NodeState: TypeAlias = Any
 NodeHealth: TypeAlias = Any
+MAINTENANCE_WINDOW = timedelta(hours=4)
 SERVICE_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # Of UpdateNode's reference; data_disks is what `gcloud compute tpus tpu-vm attach-disk` sends.
@@ -38,20 +39,19 @@ class MaintenanceWindow:
     """Maintenance that the cloud has announced."""
 
     start: datetime
-    end: datetime
-    latest_start: datetime
     scheduled: bool = True  # False: an urgent one
     ongoing: bool = False
 
     def to_api(self, by_hand: bool) -> alpha.UpcomingMaintenance:
         kinds = alpha.UpcomingMaintenance.MaintenanceType
         statuses = alpha.UpcomingMaintenance.MaintenanceStatus
+        end = f"{self.start + MAINTENANCE_WINDOW:%Y-%m-%dT%H:%M:%SZ}"
         return alpha.UpcomingMaintenance(
             type_=kinds.SCHEDULED if self.scheduled else kinds.UNSCHEDULED,
             can_reschedule=by_hand and not self.ongoing,
             window_start_time=f"{self.start:%Y-%m-%dT%H:%M:%SZ}",
-            window_end_time=f"{self.end:%Y-%m-%dT%H:%M:%SZ}",
-            latest_window_start_time=f"{self.latest_start:%Y-%m-%dT%H:%M:%SZ}",
+            window_end_time=end,
+            latest_window_start_time=end,
             maintenance_status=statuses.ONGOING if self.ongoing else statuses.PENDING,
         )
 

@@ -17,7 +17,6 @@ from google.rpc import code_pb2, status_pb2
 
 from tpufleet.clocks import Clock
 from tpufleet_testbed.gke import api_errors, capacity, output_fields, validation
-from tpufleet_testbed.gke.node_backends import NodeBackend
 from tpufleet_testbed.servers import ApiError
 
 OPERATION_RETENTION = timedelta(hours=12)  # of finished operations
@@ -35,6 +34,16 @@ _CANONICAL_CODES = {
     "GCE_STOCKOUT": code_pb2.RESOURCE_EXHAUSTED,
     "GCE_QUOTA_EXCEEDED": code_pb2.RESOURCE_EXHAUSTED,
 }
+
+
+class NodeBackend:
+    """Creates and deletes the nodes of a pool. This one makes none."""
+
+    def create_nodes(self, pool: api.NodePool, *, chips: bool = True) -> None: ...
+    def register_chips(self, pool: api.NodePool) -> None: ...
+    def drain_nodes(self, pool: str) -> None: ...
+    def delete_nodes(self, pool: str) -> None: ...
+    def relabel_nodes(self, pool: api.NodePool) -> None: ...
 
 
 @dataclass(slots=True)
