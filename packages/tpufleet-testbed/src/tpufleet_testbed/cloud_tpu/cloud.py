@@ -32,6 +32,7 @@ from tpufleet_testbed.cloud_tpu.nodes import (
     NodeRecord,
     NodeState,
     State,
+    unresponsive,
 )
 from tpufleet_testbed.cloud_tpu.operations import Operations
 from tpufleet_testbed.servers import ApiError
@@ -325,7 +326,7 @@ class Cloud:
 
     def kill_host(self, record: NodeRecord, host: int) -> None:
         record.dead_hosts.setdefault(host, self.clock.now())
-        record.health, record.health_description = Health.TIMEOUT, f"worker {host} does not respond"
+        record.health, record.health_description = Health.TIMEOUT, unresponsive(host)
         self.hosts.kill_host(record, host)
 
     def force_state(

@@ -107,7 +107,7 @@ class NodeRecord:
                 symptom_type=cloud_tpu.Symptom.SymptomType.EXECUTE_TIMED_OUT,
                 create_time=since,
                 worker_id=str(index),
-                details=f"worker {index} does not respond",
+                details=unresponsive(index),
             )
             for index, since in sorted(self.dead_hosts.items())
         ]
@@ -157,6 +157,10 @@ class NodeRecord:
                 external_ip=f"198.{18 + block}.{subnet}"
             )
         return endpoint
+
+
+def unresponsive(host: int) -> str:
+    return f"worker {host} does not respond"
 
 
 def updated(

@@ -90,13 +90,15 @@ def down(folder: Path, *, keep: bool = False) -> bool:
     return True
 
 
+def not_running(folder: Path) -> str:
+    return f"no cluster is running in {folder}; start one with `tpu cluster local up`"
+
+
 def find(folder: Path) -> KubernetesControlPlane:
     """The control plane that is running in `folder`."""
     layout, build = cluster_layout.load_layout(folder.absolute()), binaries.find_cached()
     if layout is None or build is None or not ProcessRegistry(layout.folder).is_running():
-        raise NotFound(
-            f"no control plane is running in {folder}; start one with `tpu cluster local up`"
-        )
+        raise NotFound(not_running(folder))
     return KubernetesControlPlane(layout=layout, build=build)
 
 
