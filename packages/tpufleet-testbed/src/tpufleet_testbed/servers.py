@@ -112,10 +112,8 @@ class GrpcServer:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             socket.create_server((host.strip("[]"), int(port)), family=family).close()
             self.address = f"{host}:{self._server.add_insecure_port(address)}"
-        except (OSError, OverflowError, RuntimeError, ValueError) as error:
-            raise BadInput(
-                f"cannot listen on {address}: {error}; choose another, such as 127.0.0.1:8475"
-            ) from error
+        except (OSError, RuntimeError) as error:
+            raise BadInput(f"cannot listen on {address}: {error}; choose another") from error
         self._closing = threading.Event()
         self._tick = tick
         self._thread = threading.Thread(target=self._run, name="emulator", daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -46,6 +47,8 @@ def emulator(
     `stock` (nodes by zone and type), `quota` (chips) and `latencies` (of operations). By default
     operations take as long as on Google Cloud; --speed 30 makes minutes seconds.
     """
+    if not re.fullmatch(r".+:\d{1,5}", listen):
+        raise BadInput(f"--listen: {listen!r} is not ADDRESS:PORT, such as 127.0.0.1:8475")
     folder = connection.settings().home / "emulator" if agents else None
     limits = dict(_node_limit(option) for option in nodes)
 
