@@ -16,7 +16,7 @@ from tpufleet_gke.environment.config.sections import Environment
 from tpufleet_gke.environment.terraform import runner, stages
 from tpufleet_gke.environment.terraform.plan_summary import Action, sentence
 from tpufleet_gke.environment.terraform.runner import StageRunner, TerraformFailed
-from tpufleet_gke.environment.terraform.stages import Backend, StageName
+from tpufleet_gke.environment.terraform.stages import StageName
 
 pytest.importorskip("grpc", reason="needs the extra `gke`: pip install 'tpufleet[gke]'")
 
@@ -34,7 +34,7 @@ class Rehearsal:
 
     @contextmanager
     def runner(self, built: Environment, *, creates_before_failure: int | None = None):
-        files = stages.all_files(built, Backend(folder=str(self.folder)))
+        files = stages.all_files(built, str(self.folder))
         runner.write_stages(self.folder, files)
         cloud = EmulatedGoogleCloud(self.file, creates_before_failure=creates_before_failure)
         with serve(cloud) as variables:

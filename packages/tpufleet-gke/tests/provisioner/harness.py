@@ -17,8 +17,7 @@ from tpufleet_gke.provisioner.kube.pool_events import EventReporter
 from tpufleet_gke.provisioner.loop import Provisioner
 from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_testbed.gke.grpc_server import GkeServer, client
-from tpufleet_testbed.gke.node_backends import NodeBackend
-from tpufleet_testbed.gke.node_pools import GkeEmulator
+from tpufleet_testbed.gke.node_pools import GkeEmulator, NodeBackend
 
 ROUND = timedelta(seconds=2)  # of a provisioner at its defaults
 
@@ -114,7 +113,7 @@ class ProvisionerHarness:
         self.create_executor.shutdown()
         self.delete_executor.shutdown()
 
-    # ClusterView
+    # In the place of WatchedCluster
 
     def stale(self) -> str | None:
         return self.stale_reason

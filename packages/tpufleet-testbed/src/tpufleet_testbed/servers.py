@@ -19,18 +19,38 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.2
 SHUTDOWN_POLL_SECONDS = 0.02  # how soon a server notices that it is to end; the default is 0.5
 
-Call = Callable[[Any, grpc.ServicerContext], Any]
+Call = Callable[[Any], Any]
 Answer = tuple[int, Mapping[str, str], bytes]  # status, headers, body
+
+
+class ApiError(Exception):
+    """An error response of an emulated API."""
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        reason: str = "",  # of the ErrorInfo that Google adds to some, as the next two
+        domain: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.reason = code, message, reason
+        self.domain, self.metadata = domain, dict(metadata or {})
+
+    @property
+    def number(self) -> int:
+        return int(self.code.value[0])
 
 
 def grpc_service(name: str, methods: Mapping[str, tuple[Any, Call]]) -> grpc.GenericRpcHandler:
     """Each method with the type of its request, of proto-plus or plain protocol buffers; None: the
-    bytes as they are."""
+    bytes as they are. An ApiError or BadInput that it raises is the answer."""
     return grpc.method_handlers_generic_handler(
         name,
         {
             method: grpc.unary_unary_rpc_method_handler(
-                call,
+                _handler(call),
                 request_deserializer=getattr(request, "deserialize", None)
                 or getattr(request, "FromString", None),
                 response_serializer=_serialize,
@@ -38,6 +58,34 @@ def grpc_service(name: str, methods: Mapping[str, tuple[Any, Call]]) -> grpc.Gen
             for method, (request, call) in methods.items()
         },
     )
+
+
+def _handler(call: Call) -> Callable[[Any, grpc.ServicerContext], Any]:
+    def handle(request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return call(request)
+        except ApiError as error:
+            if error.reason:
+                context.set_trailing_metadata((("grpc-status-details-bin", _error_info(error)),))
+            context.abort(error.code, error.message)
+        except BadInput as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    return handle
+
+
+def _error_info(error: ApiError) -> bytes:
+    from google.protobuf import any_pb2
+    from google.rpc import error_details_pb2, status_pb2
+
+    packed = any_pb2.Any()
+    packed.Pack(
+        error_details_pb2.ErrorInfo(
+            reason=error.reason, domain=error.domain, metadata=error.metadata
+        )
+    )
+    status = status_pb2.Status(code=error.number, message=error.message, details=[packed])
+    return status.SerializeToString()
 
 
 def _serialize(message: Any) -> bytes:

@@ -22,7 +22,7 @@ from tpufleet_gke.environment.config import capacity, checks, parse, starter_fil
 from tpufleet_gke.environment.config.sections import Environment
 from tpufleet_gke.environment.terraform import costs, plan_summary, stages
 from tpufleet_gke.environment.terraform.plan_summary import Change
-from tpufleet_gke.environment.terraform.stages import Backend, StageName
+from tpufleet_gke.environment.terraform.stages import StageName
 from tpufleet_gke.locations import Zone
 
 if TYPE_CHECKING:
@@ -184,16 +184,15 @@ def _planner(file: Path, environment: Environment, rehearse: bool) -> Iterator[S
         return
     with tempfile.TemporaryDirectory(prefix="tpufleet-plan-") as name:
         folder = Path(name)
-        runner.write_stages(folder, stages.all_files(environment, Backend(folder=name)))
+        runner.write_stages(folder, stages.all_files(environment, name))
         yield runner.StageRunner(program=runner.find_program(os.environ), folder=folder)
 
 
 def _leave_state_bucket(runner: StageRunner, environment: Environment) -> None:
     """State moves to this machine before the bucket that holds it is deleted."""
     folder = str((runner.folder / ".terraform-state").resolve())
-    local = Backend(folder=folder)
     files = stages.all_files(environment)
-    for name, text in stages.stage_files(environment, StageName.BOOTSTRAP, local).items():
+    for name, text in stages.stage_files(environment, StageName.BOOTSTRAP, folder).items():
         files[f"{StageName.BOOTSTRAP}/{name}"] = text
     runner.move_state(StageName.BOOTSTRAP, files)
 
@@ -217,7 +216,7 @@ def _runner(file: Path, environment: Environment, rehearse: bool) -> Iterator[St
         following = install_command("tpufleet[testbed]")
         raise BadInput(f"--rehearse needs {error.name}\n  next: {following}") from error
     work = (folder / REHEARSAL).resolve()
-    runner.write_stages(work, stages.all_files(environment, Backend(folder=str(work))))
+    runner.write_stages(work, stages.all_files(environment, str(work)))
     with serve(EmulatedGoogleCloud(work / "google-cloud.json")) as variables:
         environ = {**os.environ, **variables}
         yield runner.StageRunner(program=program, folder=work, environ=environ)

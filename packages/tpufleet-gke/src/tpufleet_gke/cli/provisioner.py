@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,6 +18,7 @@ from tpufleet.views.cli.registry import HintedUsageError
 )
 @click.option(
     "--metrics-bind-address",
+    "metrics_address",
     default="127.0.0.1:8080",
     metavar="HOST:PORT",
     show_default=True,
@@ -24,6 +26,7 @@ from tpufleet.views.cli.registry import HintedUsageError
 )
 @click.option(
     "--health-probe-bind-address",
+    "probe_address",
     default="127.0.0.1:8081",
     metavar="HOST:PORT",
     show_default=True,
@@ -62,16 +65,10 @@ from tpufleet.views.cli.registry import HintedUsageError
 @click.pass_context
 def provisioner(
     context: click.Context,
-    metrics_bind_address: str,
-    health_probe_bind_address: str,
-    leader_elect: bool,
-    dry_run: bool,
-    kubeconfig: Path | None,
-    namespace: str,
-    gke_endpoint: str,
     make_policies: str | None,
     admit: str | None,
     certificates: Path | None,
+    **options: Any,
 ) -> None:
     """Create GKE node pools for JobSets whose pods wait for TPUs, and delete them afterwards.
 
@@ -82,24 +79,13 @@ def provisioner(
     if make_policies is not None:
         from tpufleet_gke.provisioner.gke import workload_policies
 
-        status = workload_policies.run(os.environ, make_policies, dry_run=dry_run)
+        status = workload_policies.run(os.environ, make_policies, dry_run=options["dry_run"])
     elif admit is not None and certificates is not None:
         from tpufleet_gke.provisioner.kube import webhook_server
 
-        status = webhook_server.run(os.environ, admit, certificates, health_probe_bind_address)
+        status = webhook_server.run(os.environ, admit, certificates, options["probe_address"])
     else:
         from tpufleet_gke.provisioner.main import ProvisionerOptions, run
 
-        status = run(
-            os.environ,
-            ProvisionerOptions(
-                metrics_address=metrics_bind_address,
-                probe_address=health_probe_bind_address,
-                leader_elect=leader_elect,
-                dry_run=dry_run,
-                kubeconfig=kubeconfig,
-                gke_endpoint=gke_endpoint,
-                namespace=namespace,
-            ),
-        )
-    context.exit(status)  # fmt: skip
+        status = run(os.environ, ProvisionerOptions(**options))
+    context.exit(status)

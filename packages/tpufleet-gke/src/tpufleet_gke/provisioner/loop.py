@@ -7,10 +7,10 @@ import functools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime, timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError, ProviderUnavailable
@@ -20,10 +20,10 @@ from tpufleet_gke.provisioner.gke.node_pools import NodePools
 from tpufleet_gke.provisioner.gke.pool_listing import PoolListing
 from tpufleet_gke.provisioner.kube import observations
 from tpufleet_gke.provisioner.kube.pool_events import CREATE_FAILED, LEFT_TO_GKE, EventReporter
+from tpufleet_gke.provisioner.kube.watched_cluster import WatchedCluster
 from tpufleet_gke.provisioner.metrics import ProvisionerMetrics
 from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods
 from tpufleet_gke.provisioner.model.cluster_state import ClusterState, ObservedPool, PoolStatus
-from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 from tpufleet_gke.provisioner.model.pods import Json
 from tpufleet_gke.provisioner.planning import planner, pool_lifetime
 from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool, PoolPlan
@@ -42,34 +42,10 @@ NODES_PER_WORKER, MAX_NODE_CALLS = 8, 16  # calls for nodes of one pool at a tim
 TRANSITIONAL = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.STOPPING)
 
 
-class ClusterView(Protocol):
-    """The Kubernetes side."""
-
-    def pods(self) -> Sequence[Json]: ...
-    def owners(self) -> Mapping[tuple[str, str], OwnerStatus]: ...
-    def nodes(self) -> Sequence[Json]: ...
-
-    def pods_on(self, node: str) -> Sequence[Json]:
-        """All pods bound to this node, from the API server."""
-        ...
-
-    def set_cordon(self, node: str, at: datetime | None) -> None:
-        """Let no new pods on this node, or let them in again (None)."""
-        ...
-
-    def stale(self) -> str | None:
-        """Why the views above are too old to act on; None while they are current."""
-        ...
-
-    def fetch_owner(self, namespace: str, name: str) -> OwnerStatus | None:
-        """From the API server, because a watch cache may be stale."""
-        ...
-
-
 class Provisioner:
     def __init__(
         self,
-        cluster: ClusterView,
+        cluster: WatchedCluster,
         pools: NodePools,
         settings: ProvisionerSettings,
         *,

@@ -44,7 +44,7 @@ SHUTDOWN_TIMEOUT = 5.0  # seconds for calls and events in progress
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProvisionerOptions:
-    """Command-line options."""
+    """The command-line options of these names."""
 
     metrics_address: str = "127.0.0.1:8080"
     probe_address: str = "127.0.0.1:8081"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,50 +24,34 @@ class ProvisionerMetrics:
     """One registry for each provisioner, so that several can live in one process."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.pools = Gauge(
-            "tpu_provisioner_pools", "Managed node pools, by state.", ["state"], registry=registry
+        self.registry = CollectorRegistry()
+        gauge = partial(Gauge, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, buckets=LATENCY_BUCKETS, registry=self.registry)
+        self.pools = gauge("tpu_provisioner_pools", "Managed node pools, by state.", ["state"])
+        self.chips = gauge("tpu_provisioner_chips", "Chips of the managed node pools.")
+        self.waiting_pods = gauge(
+            "tpu_provisioner_waiting_pods", "Leader pods that wait for a node pool."
         )
-        self.chips = Gauge(
-            "tpu_provisioner_chips", "Chips of the managed node pools.", registry=registry
-        )
-        self.waiting_pods = Gauge(
-            "tpu_provisioner_waiting_pods",
-            "Leader pods that wait for a node pool.",
-            registry=registry,
-        )
-        self.leading = Gauge(
-            "tpu_provisioner_leading", "1 on the replica that holds the lease.", registry=registry
-        )
-        self.calls = Counter(
+        self.leading = gauge("tpu_provisioner_leading", "1 on the replica that holds the lease.")
+        self.calls = counter(
             "tpu_provisioner_calls_total",
             "Calls to GKE, by verb and outcome.",
             ["verb", "outcome"],
-            registry=registry,
         )
-        self.pool_failures = Counter(
-            "tpu_provisioner_pool_failures_total",
-            "Node pools that failed, by cause.",
-            ["trouble"],
-            registry=registry,
+        self.pool_failures = counter(
+            "tpu_provisioner_pool_failures_total", "Node pools that failed, by cause.", ["trouble"]
         )
-        self.rounds = Counter(
-            "tpu_provisioner_rounds_total",
-            "Reconciliations, by outcome.",
-            ["outcome"],
-            registry=registry,
+        self.rounds = counter(
+            "tpu_provisioner_rounds_total", "Reconciliations, by outcome.", ["outcome"]
         )
-        self.provisioning_seconds = Histogram(
+        self.provisioning_seconds = histogram(
             "tpu_provisioner_provisioning_seconds",
             "From the request for a node pool until it runs.",
-            buckets=LATENCY_BUCKETS,
-            registry=registry,
         )
-        self.deletion_seconds = Histogram(
+        self.deletion_seconds = histogram(
             "tpu_provisioner_deletion_seconds",
             "From the end of a JobSet until its node pool is deleted.",
-            buckets=LATENCY_BUCKETS,
-            registry=registry,
         )
 
     def value(self, name: str, labels: Mapping[str, str] | None = None) -> float:

@@ -201,7 +201,7 @@ def image(target: Path, variant: str, bill: Path | None) -> None:
 def down() -> None:
     """Stop the cluster and delete everything of it."""
     stopped = cluster.down(_folder())
-    message = "stopped" if stopped else f"no cluster is running in {_folder()}"
+    message = "stopped" if stopped else cluster.not_running(_folder())
     output.print_result({"stopped": stopped}, message)
 
 
@@ -219,7 +219,7 @@ def status() -> None:
             )
             for part in parts
         ],
-        "no cluster is running; start one with `tpu cluster local up`",
+        cluster.not_running(_folder()),
         value=parts,
     )  # fmt: skip
 

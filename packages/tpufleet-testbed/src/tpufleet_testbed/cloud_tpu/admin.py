@@ -11,9 +11,10 @@ import grpc
 from tpufleet.errors import BadInput
 from tpufleet.model.values import encoding
 from tpufleet_testbed import servers
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
+from tpufleet_testbed.cloud_tpu.api_errors import Code
 from tpufleet_testbed.cloud_tpu.cloud import Cloud
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord, State
+from tpufleet_testbed.servers import ApiError
 
 ADMIN = "tpufleet_testbed.cloud_tpu.Admin"
 
@@ -47,19 +48,11 @@ class AdminService:
             ADMIN, {name: (None, self._wrap(method)) for name, method in methods.items()}
         )
 
-    def _wrap(
-        self, method: Callable[[bytes], Any]
-    ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-        def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
-            try:
-                with self._cloud.lock:
-                    self._cloud.run_due()
-                    return encoding.to_json(method(body))
-            except ApiError as error:
-                context.abort(error.code, error.message)
-            except BadInput as error:
-                context.abort(Code.INVALID_ARGUMENT, str(error))
-            raise AssertionError("abort returned")
+    def _wrap(self, method: Callable[[bytes], Any]) -> Callable[[bytes], bytes]:
+        def handle(body: bytes) -> bytes:
+            with self._cloud.lock:
+                self._cloud.run_due()
+                return encoding.to_json(method(body))
 
         return handle
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import grpc
 import yaml
 
+from tpufleet_testbed.servers import ApiError
+
 Code = grpc.StatusCode
 SERVICE = "tpu.googleapis.com"
 PROJECT_NUMBER = 1
@@ -46,26 +48,6 @@ ERROR_KINDS = {
         Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
     ).items()
 }
-
-
-class ApiError(Exception):
-    """An error response."""
-
-    def __init__(
-        self,
-        code: grpc.StatusCode,
-        message: str,
-        reason: str = "",
-        domain: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.code, self.message, self.reason = code, message, reason
-        self.domain, self.metadata = domain, dict(metadata or {})
-
-    @property
-    def number(self) -> int:
-        return int(self.code.value[0])
 
 
 def api_error(kind: str, *, zone: str = "", target: str = "", method: str = "") -> ApiError:

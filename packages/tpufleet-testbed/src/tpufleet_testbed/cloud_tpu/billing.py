@@ -1,4 +1,4 @@
-"""What the cloud bills: every node from READY to its end; and how requests for capacity went."""
+"""What the cloud bills: every node from READY to its end; and how many requests it denied."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from datetime import datetime, timedelta
 class BillingEntry:
     node: str  # short name
     zone: str
-    accelerator: str
-    capacity: str
     chips: int
     labels: dict[str, str]
     began_at: datetime
@@ -22,22 +20,10 @@ class BillingEntry:
         return self.chips * ((self.ended_at or now) - self.began_at) / timedelta(hours=1)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CapacityResponse:
-    """Outcome of a request for a node."""
-
-    at: datetime
-    zone: str
-    accelerator: str
-    capacity: str
-    granted: bool
-    message: str = ""
-
-
 @dataclass(slots=True)
 class BillingLedger:
     entries: list[BillingEntry] = field(default_factory=list)
-    responses: list[CapacityResponse] = field(default_factory=list)
+    denied: int = 0  # requests for a node, for want of quota or stock
     _running: dict[str, int] = field(default_factory=dict)
 
     def begin(self, key: str, entry: BillingEntry) -> None:

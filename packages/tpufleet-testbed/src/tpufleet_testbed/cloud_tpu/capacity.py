@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import msgspec
 
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import tpu_zones
-from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet_testbed.cloud_tpu import api_errors
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
-
-
-class CapacityHolder(Protocol):
-    """A node that uses stock and quota."""
-
-    zone: str
-    capacity: str
-    accelerator: Accelerator
+from tpufleet_testbed.cloud_tpu.api_errors import Code
+from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
+from tpufleet_testbed.servers import ApiError
 
 
 class CapacityLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +26,7 @@ class CapacityLimit(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str = "*"
     capacity: str = "*"
 
-    def covers(self, holding: CapacityHolder) -> bool:
+    def covers(self, holding: NodeRecord) -> bool:
         return (
             fnmatchcase(holding.zone, self.zone)
             and fnmatchcase(holding.accelerator.name, self.accelerator)
@@ -46,9 +39,7 @@ class CloudCapacity:
     nodes: tuple[CapacityLimit, ...] = ()
     quota: tuple[CapacityLimit, ...] = ()
 
-    def shortage(
-        self, wanted: Iterable[CapacityHolder], held: Iterable[CapacityHolder]
-    ) -> ApiError | None:
+    def shortage(self, wanted: Iterable[NodeRecord], held: Iterable[NodeRecord]) -> ApiError | None:
         """The error if `wanted` does not fit beside `held`."""
         wanted, held = list(wanted), list(held)
         zone = wanted[0].zone
@@ -60,7 +51,7 @@ class CloudCapacity:
         return None
 
     def over_quota(
-        self, wanted: Iterable[CapacityHolder], held: Iterable[CapacityHolder]
+        self, wanted: Iterable[NodeRecord], held: Iterable[NodeRecord]
     ) -> ApiError | None:
         wanted, held = list(wanted), list(held)
         for limit in self.quota:
@@ -75,10 +66,10 @@ class CloudCapacity:
 UNLIMITED = CloudCapacity()
 
 
-def _units(node: CapacityHolder) -> int:
+def _units(node: NodeRecord) -> int:
     return tpu_zones.quota_units(node.accelerator)
 
 
-def _quota_message(node: CapacityHolder, most: int) -> str:
+def _quota_message(node: NodeRecord, most: int) -> str:
     quota = tpu_zones.quota_id(node.accelerator, Capacity(node.capacity))
     return f"Quota limit '{quota}' has been exceeded. Limit: {most} in zone {node.zone}."

@@ -9,7 +9,8 @@ from google.cloud.tpu_v2.types import cloud_tpu
 
 from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet_testbed.cloud_tpu import api_errors
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
+from tpufleet_testbed.cloud_tpu.api_errors import Code
+from tpufleet_testbed.servers import ApiError
 
 ConfigType: Any = cloud_tpu.AcceleratorConfig.Type  # proto-plus enums are opaque to type checkers
 MAX_PAGE_SIZE = 1000

@@ -19,8 +19,8 @@ from google.cloud.tpu_v2.types import cloud_tpu
 
 from tpufleet.clocks import Clock
 from tpufleet_testbed.cloud_tpu import api_errors, node_validation, nodes
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code, bad_request, invalid_argument
-from tpufleet_testbed.cloud_tpu.billing import BillingEntry, BillingLedger, CapacityResponse
+from tpufleet_testbed.cloud_tpu.api_errors import Code, bad_request, invalid_argument
+from tpufleet_testbed.cloud_tpu.billing import BillingEntry, BillingLedger
 from tpufleet_testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
 from tpufleet_testbed.cloud_tpu.fault_plan import NO_FAULTS, CallFaults, CloudFaultPlan
 from tpufleet_testbed.cloud_tpu.host_backend import HostBackend
@@ -32,10 +32,11 @@ from tpufleet_testbed.cloud_tpu.nodes import (
     NodeRecord,
     NodeState,
     State,
+    unresponsive,
 )
 from tpufleet_testbed.cloud_tpu.operations import Operations
+from tpufleet_testbed.servers import ApiError
 
-MAINTENANCE_WINDOW = timedelta(hours=4)
 # Spot VMs have no such limit: cloud.google.com/tpu/docs/preemptible
 PREEMPTIBLE_LIFETIME = timedelta(hours=24)
 
@@ -107,16 +108,16 @@ class Cloud:
         record = self.validate_node(parent, node_id, template, nodes.capacity_of(template), now)
         over = self.over_quota([record])
         if over is not None:
-            self._record_response(record, now, over)
+            self.ledger.denied += 1
             raise over
         operation = self.operations.begin(record.name, "create", now)
         record.creation = operation
         short = self.shortage([record], now)
-        self._record_response(record, now, short)
         self.nodes[record.name] = record
         if short is None:
             self.start(record, now, operation)
         else:
+            self.ledger.denied += 1
             self.schedule(
                 now + self.latency("stockout", record.name),
                 lambda at: self._fail_creation(record, operation, short),
@@ -300,13 +301,7 @@ class Cloud:
     ) -> None:
         """Announce maintenance. The hosts get a notice when its window opens."""
         start = self.clock.now() + ahead
-        window = MaintenanceWindow(
-            start=start,
-            end=start + MAINTENANCE_WINDOW,
-            latest_start=start + MAINTENANCE_WINDOW,
-            scheduled=scheduled,
-        )
-        record.maintenance = window
+        record.maintenance = window = MaintenanceWindow(start=start, scheduled=scheduled)
 
         def begin(at: datetime) -> None:
             if record.maintenance is window and self.nodes.get(record.name) is record:
@@ -331,7 +326,7 @@ class Cloud:
 
     def kill_host(self, record: NodeRecord, host: int) -> None:
         record.dead_hosts.setdefault(host, self.clock.now())
-        record.health, record.health_description = Health.TIMEOUT, f"worker {host} does not respond"
+        record.health, record.health_description = Health.TIMEOUT, unresponsive(host)
         self.hosts.kill_host(record, host)
 
     def force_state(
@@ -370,8 +365,6 @@ class Cloud:
             BillingEntry(
                 node=record.id,
                 zone=record.zone,
-                accelerator=record.accelerator.name,
-                capacity=record.capacity,
                 chips=record.accelerator.chips,
                 labels=dict(record.template.labels),
                 began_at=at,
@@ -406,15 +399,3 @@ class Cloud:
     def _fail_creation(self, record: NodeRecord, operation: str, error: ApiError) -> None:
         self.nodes.pop(record.name, None)
         self.operations.fail(operation, error)
-
-    def _record_response(self, record: NodeRecord, now: datetime, error: ApiError | None) -> None:
-        self.ledger.responses.append(
-            CapacityResponse(
-                at=now,
-                zone=record.zone,
-                accelerator=record.accelerator.name,
-                capacity=record.capacity,
-                granted=error is None,
-                message=error.message if error else "",
-            )
-        )

@@ -12,7 +12,6 @@ from tpufleet.errors import BadInput
 from tpufleet_testbed.cloud_tpu import api_errors, fault_plan, grpc_service
 from tpufleet_testbed.cloud_tpu.admin import AdminService
 from tpufleet_testbed.cloud_tpu.agent_hosts import AgentHosts
-from tpufleet_testbed.cloud_tpu.alpha_service import AlphaService
 from tpufleet_testbed.cloud_tpu.capacity import UNLIMITED, CapacityLimit, CloudCapacity
 from tpufleet_testbed.cloud_tpu.cloud import Cloud
 from tpufleet_testbed.cloud_tpu.fault_plan import NO_FAULTS, CloudFaultPlan
@@ -60,8 +59,7 @@ class Emulator:
             self.cloud, self.queue, lambda: api_errors.SERVICE not in state.disabled_apis
         )
         admin = AdminService(self.cloud, self.project.url)
-        alpha = AlphaService(self.service)
-        handlers = [*self.service.handlers(), alpha.handler(), admin.handler()]
+        handlers = [*self.service.handlers(), admin.handler()]
         real_time = clock is None or isinstance(clock, SystemClock)
         try:
             self._server = GrpcServer(handlers, address, self._run_due if real_time else None)
@@ -88,11 +86,10 @@ class Emulator:
         """One line: nodes, preemptions, stockouts and billed chip hours."""
         with self.cloud.lock:
             ledger, now = self.cloud.ledger, self.cloud.run_due()
-            denied = sum(not response.granted for response in ledger.responses)
             preempted = sum(entry.ended_by == "preempted" for entry in ledger.entries)
             return (
                 f"{len(ledger.entries)} nodes created, {preempted} preempted, "
-                f"{denied} requests denied; {ledger.chip_hours(now):.2f} chip hours"
+                f"{ledger.denied} requests denied; {ledger.chip_hours(now):.2f} chip hours"
             )
 
     def __enter__(self) -> Emulator:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -48,7 +48,15 @@ LatencyByOperation: Any = Mapping[
 ErrorName = Annotated[str, plan_files.one_of("error", [*api_errors.ERROR_KINDS, "hang"])]
 
 
-class CallFault(msgspec.Struct, frozen=True, kw_only=True):
+class TimeWindow(msgspec.Struct, frozen=True, kw_only=True):
+    after: Duration = timedelta(0)  # since the emulator started
+    until: Duration | None = None
+
+    def contains(self, age: timedelta) -> bool:
+        return self.after <= age and (self.until is None or age < self.until)
+
+
+class CallFault(TimeWindow, frozen=True, kw_only=True):
     """A call that fails: the n-th one, with some probability, for some time, or always."""
 
     error: ErrorName
@@ -56,8 +64,6 @@ class CallFault(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = "*"
     calls: tuple[int, ...] = ()  # numbered from 1 per method and zone; empty: any
     probability: Share = 1.0
-    after: Duration = timedelta(0)  # since the emulator started
-    until: Duration | None = None
     late: bool = False  # the call succeeds and its operation fails
 
     def covers(self, method: str, zone: str, number: int, age: timedelta) -> bool:
@@ -65,28 +71,23 @@ class CallFault(msgspec.Struct, frozen=True, kw_only=True):
             fnmatchcase(method, self.method)
             and fnmatchcase(zone, self.zone)
             and (not self.calls or number in self.calls)
-            and self.after <= age
-            and (self.until is None or age < self.until)
+            and self.contains(age)
         )
 
 
-class PreemptionStorm(msgspec.Struct, frozen=True, kw_only=True):
+class PreemptionStorm(TimeWindow, frozen=True, kw_only=True):
     """At regular intervals, each spot node is preempted with probability `share`."""
 
     every: Annotated[timedelta, durations.within(least=1)]
     share: Share
     zone: str = "*"
     notice: bool = False  # send a notice first
-    after: Duration = timedelta(0)
-    until: Duration | None = None
 
 
-class ZoneOutage(msgspec.Struct, frozen=True, kw_only=True):
+class ZoneOutage(TimeWindow, frozen=True, kw_only=True):
     """A zone without capacity for some time, which preempts its spot nodes at the start."""
 
     zone: str
-    after: Duration = timedelta(0)
-    until: Duration | None = None
     takes: bool = True  # preempt spot nodes
 
 
@@ -102,10 +103,7 @@ class CloudFaultPlan(msgspec.Struct, frozen=True, kw_only=True):
     def zone_closed(self, zone: str, age: timedelta) -> bool:
         """Whether the zone has no capacity at this time since the start."""
         return any(
-            fnmatchcase(zone, outage.zone)
-            and outage.after <= age
-            and (outage.until is None or age < outage.until)
-            for outage in self.closings
+            fnmatchcase(zone, outage.zone) and outage.contains(age) for outage in self.closings
         )
 
     def draw(self, probability: float, key: str) -> bool:
@@ -116,12 +114,8 @@ class CloudFaultPlan(msgspec.Struct, frozen=True, kw_only=True):
 NO_FAULTS = CloudFaultPlan()
 
 
-def load(path: Path) -> CloudFaultPlan:
-    return plan_files.load(CloudFaultPlan, path)
-
-
-def parse(text: str) -> CloudFaultPlan:
-    return plan_files.parse(CloudFaultPlan, text)
+load = partial(plan_files.load, CloudFaultPlan)
+parse = partial(plan_files.parse, CloudFaultPlan)
 
 
 @dataclass(slots=True)

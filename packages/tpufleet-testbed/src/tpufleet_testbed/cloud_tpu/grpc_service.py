@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 import grpc
 from google.cloud.location import locations_pb2
 from google.cloud.tpu_v2.types import cloud_tpu
+from google.cloud.tpu_v2alpha1.types import cloud_tpu as alpha
 from google.longrunning import operations_pb2
-from google.protobuf import any_pb2, empty_pb2
-from google.rpc import error_details_pb2, status_pb2
+from google.protobuf import empty_pb2
 
 from tpufleet_testbed import servers
-from tpufleet_testbed.cloud_tpu import api_errors, catalog, guest_attributes
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError
+from tpufleet_testbed.cloud_tpu import api_errors, catalog
+from tpufleet_testbed.cloud_tpu.api_errors import invalid_argument
 from tpufleet_testbed.cloud_tpu.cloud import Cloud
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
-from tpufleet_testbed.cloud_tpu.queued_resources import QueuedResources
+from tpufleet_testbed.cloud_tpu.queued_resources import QueuedRecord, QueuedResources
 
 TPU = "google.cloud.tpu.v2.Tpu"
+ALPHA = "google.cloud.tpu.v2alpha1.Tpu"  # what v2 lacks: maintenance of nodes
 OPERATIONS = "google.longrunning.Operations"
 LOCATIONS = "google.cloud.location.Locations"
 SERVICE_IDENTITY = f"service-{api_errors.PROJECT_NUMBER}@cloud-tpu.iam.gserviceaccount.com"
@@ -62,13 +63,17 @@ class TpuService:
             """A method that returns an operation, of which `call` gives the name."""
             return lambda request, now: cloud.operations.get(call(request, now))
 
+        def nodes(request: Any) -> list[NodeRecord]:
+            return self._inside(cloud.nodes.values(), request)
+
         methods: dict[str, tuple[Any, Handler]] = {
             "CreateNode": (types.CreateNodeRequest, started(
                 lambda r, now: cloud.create(r.parent, r.node_id, r.node, now))),
             "DeleteNode": (types.DeleteNodeRequest, started(
                 lambda r, now: cloud.delete(r.name, now))),
             "GetNode": (types.GetNodeRequest, lambda r, now: cloud.node(r.name).to_api()),
-            "ListNodes": (types.ListNodesRequest, self._list_nodes),
+            "ListNodes": (types.ListNodesRequest, _listing(
+                types.ListNodesResponse, "nodes", nodes, NodeRecord.to_api)),
             "StopNode": (types.StopNodeRequest, started(lambda r, now: cloud.stop(r.name, now))),
             "StartNode": (types.StartNodeRequest, started(
                 lambda r, now: cloud.start_stopped(r.name, now))),
@@ -82,17 +87,23 @@ class TpuService:
                 lambda r, now: queue.delete(r.name, r.force, now))),
             "GetQueuedResource": (types.GetQueuedResourceRequest,
                 lambda r, now: queue.get(r.name).to_api()),
-            "ListQueuedResources": (types.ListQueuedResourcesRequest, self._list_queued),
+            "ListQueuedResources": (types.ListQueuedResourcesRequest, _listing(
+                types.ListQueuedResourcesResponse, "queued_resources",
+                lambda r: self._inside(queue.records.values(), r), QueuedRecord.to_api)),
             "ResetQueuedResource": (types.ResetQueuedResourceRequest, started(
                 lambda r, now: queue.reset(r.name, now))),
             "GenerateServiceIdentity": (types.GenerateServiceIdentityRequest,
                 lambda r, now: cloud.zone_of(r.parent) and types.GenerateServiceIdentityResponse(
                     identity=types.ServiceIdentity(email=SERVICE_IDENTITY))),
-            "ListAcceleratorTypes": (types.ListAcceleratorTypesRequest, self._list_types),
+            "ListAcceleratorTypes": (types.ListAcceleratorTypesRequest, _listing(
+                types.ListAcceleratorTypesResponse, "accelerator_types",
+                lambda r: cloud.zone_of(r.parent) and catalog.accelerator_types(r.parent))),
             "GetAcceleratorType": (types.GetAcceleratorTypeRequest,
                 lambda r, now: catalog.find_by_name(r.name, catalog.accelerator_types(
                     r.name.partition("/acceleratorTypes/")[0]))),
-            "ListRuntimeVersions": (types.ListRuntimeVersionsRequest, self._list_runtimes),
+            "ListRuntimeVersions": (types.ListRuntimeVersionsRequest, _listing(
+                types.ListRuntimeVersionsResponse, "runtime_versions",
+                lambda r: catalog.runtime_versions(r.parent))),
             "GetRuntimeVersion": (types.GetRuntimeVersionRequest,
                 lambda r, now: catalog.find_by_name(r.name, catalog.runtime_versions(
                     r.name.partition("/runtimeVersions/")[0]))),
@@ -100,7 +111,9 @@ class TpuService:
         operations: dict[str, tuple[Any, Handler]] = {
             "GetOperation": (operations_pb2.GetOperationRequest,
                 lambda r, now: cloud.operations.get(r.name)),
-            "ListOperations": (operations_pb2.ListOperationsRequest, self._list_operations),
+            "ListOperations": (operations_pb2.ListOperationsRequest, _listing(
+                operations_pb2.ListOperationsResponse, "operations",
+                lambda r: cloud.operations.list_under(r.name))),
             "DeleteOperation": (operations_pb2.DeleteOperationRequest,
                 lambda r, now: cloud.operations.delete(r.name)),
             # Accepted, and without effect, which the reference allows.
@@ -108,15 +121,28 @@ class TpuService:
                 lambda r, now: cloud.operations.get(r.name) and empty_pb2.Empty()),
         }  # fmt: skip
         locations: dict[str, tuple[Any, Handler]] = {
-            "ListLocations": (locations_pb2.ListLocationsRequest, self._list_locations),
+            "ListLocations": (locations_pb2.ListLocationsRequest, _listing(
+                locations_pb2.ListLocationsResponse, "locations",
+                lambda r: [_location(f"{r.name}/locations/{zone}") for zone in cloud.zones])),
             "GetLocation": (locations_pb2.GetLocationRequest,
                 lambda r, now: cloud.zone_of(r.name) and _location(r.name)),
         }  # fmt: skip
-        services = {OPERATIONS: operations, LOCATIONS: locations, TPU: methods}
+        maintenance: dict[str, tuple[Any, Handler]] = {
+            "v2alpha1.GetNode": (alpha.GetNodeRequest,
+                lambda r, now: cloud.node(r.name).to_alpha()),
+            "v2alpha1.ListNodes": (alpha.ListNodesRequest, _listing(
+                alpha.ListNodesResponse, "nodes", nodes, NodeRecord.to_alpha)),
+            "v2alpha1.PerformMaintenance": (alpha.PerformMaintenanceRequest,
+                self._perform_maintenance),
+        }  # fmt: skip
+        services = {OPERATIONS: operations, LOCATIONS: locations, TPU: methods, ALPHA: maintenance}
         return [
             servers.grpc_service(
                 service,
-                {name: (kind, self.wrap(name, handle)) for name, (kind, handle) in table.items()},
+                {
+                    name.rpartition(".")[2]: (kind, self._wrap(name, handle))
+                    for name, (kind, handle) in table.items()
+                },
             )
             for service, table in services.items()
         ]
@@ -124,36 +150,33 @@ class TpuService:
     def close(self) -> None:
         self._closing.set()
 
-    def wrap(self, method: str, handler: Handler) -> Callable[[Any, grpc.ServicerContext], Any]:
-        def handle(request: Any, context: grpc.ServicerContext) -> Any:
+    def _wrap(self, method: str, handler: Handler) -> servers.Call:
+        def handle(request: Any) -> Any:
             target = _target(request)
             zone = _zone(target)
-            try:
-                with self._cloud.lock:
-                    now = self._cloud.run_due()
-                    self.calls.append((method, zone))
-                    age = now - self._cloud.started_at
-                    fault = self._cloud.call_faults.match(method, zone, age)
-                inconsistent = fault.error if fault and fault.error in _INCONSISTENT else ""
-                if inconsistent:
-                    fault = None
-                if not self._is_enabled():
-                    raise api_errors.api_error("disabled")
-                if fault is not None and fault.error == "unreachable" and method in _PARTIAL:
-                    return _PARTIAL[method](unreachable=[target])
-                if fault is not None and fault.error == "hang":
-                    self._closing.wait(HANG_SECONDS)
-                    raise api_errors.api_error("deadline")
-                if fault is not None and not fault.late:
-                    raise api_errors.api_error(fault.error, zone=zone, target=target, method=method)
-                with self._cloud.lock:
-                    if fault is not None:
-                        return self._fail_operation(fault.error, target, zone, now)
-                    if method in _PARTIAL:
-                        return self._list(method, handler, request, now, inconsistent)
-                    return handler(request, now)
-            except ApiError as error:
-                _abort(context, error)
+            with self._cloud.lock:
+                now = self._cloud.run_due()
+                self.calls.append((method, zone))
+                age = now - self._cloud.started_at
+                fault = self._cloud.call_faults.match(method, zone, age)
+            inconsistent = fault.error if fault and fault.error in _INCONSISTENT else ""
+            if inconsistent:
+                fault = None
+            if not self._is_enabled():
+                raise api_errors.api_error("disabled")
+            if fault is not None and fault.error == "unreachable" and method in _PARTIAL:
+                return _PARTIAL[method](unreachable=[target])
+            if fault is not None and fault.error == "hang":
+                self._closing.wait(HANG_SECONDS)
+                raise api_errors.api_error("deadline")
+            if fault is not None and not fault.late:
+                raise api_errors.api_error(fault.error, zone=zone, target=target, method=method)
+            with self._cloud.lock:
+                if fault is not None:
+                    return self._fail_operation(fault.error, target, zone, now)
+                if method in _PARTIAL:
+                    return self._list(method, handler, request, now, inconsistent)
+                return handler(request, now)
 
         return handle
 
@@ -173,82 +196,52 @@ class TpuService:
         self._cloud.operations.fail(name, api_errors.api_error(error, zone=zone, target=target))
         return self._cloud.operations.get(name)
 
-    def _list_nodes(self, request: cloud_tpu.ListNodesRequest, now: datetime) -> Any:
-        page, next_page = self.page_of_nodes(request)
-        return cloud_tpu.ListNodesResponse(
-            nodes=[node.to_api() for node in page], next_page_token=next_page
-        )
-
-    def page_of_nodes(self, request: Any) -> tuple[Sequence[NodeRecord], str]:
+    def _inside(self, records: Iterable[Any], request: Any) -> list[Any]:
+        """The records of a location, or of all for `-`."""
         self._cloud.zone_of(request.parent)
-        nodes = [node for node in self._cloud.nodes.values() if _inside(node.name, request.parent)]
-        return catalog.paginate(nodes, request)
+        parent = request.parent
+        prefix = parent.removesuffix("-") if parent.endswith("/-") else f"{parent}/"
+        return [record for record in records if record.name.startswith(prefix)]
 
-    def perform_maintenance(
-        self, name: str, now: datetime, response: Callable[[NodeRecord], Any]
-    ) -> Any:
-        operation = self._cloud.perform_maintenance(name, now)
-        self._cloud.operations.succeed(operation, response(self.find_node(name)))
+    def _perform_maintenance(self, request: Any, now: datetime) -> Any:
+        operation = self._cloud.perform_maintenance(request.name, now)
+        node = alpha.Node.pb(self._cloud.node(request.name).to_alpha())
+        self._cloud.operations.succeed(operation, node)
         return self._cloud.operations.get(operation)
 
-    def find_node(self, name: str) -> NodeRecord:
-        return self._cloud.node(name)
-
     def _get_guest(self, request: cloud_tpu.GetGuestAttributesRequest, now: datetime) -> Any:
-        return cloud_tpu.GetGuestAttributesResponse(
-            guest_attributes=guest_attributes.query(
-                self._cloud.node(request.name),
-                self._cloud.hosts,
-                request.query_path,
-                request.worker_ids,
-            )
-        )
-
-    def _list_queued(self, request: cloud_tpu.ListQueuedResourcesRequest, now: datetime) -> Any:
-        self._cloud.zone_of(request.parent)
-        items = [
-            item for item in self._queue.records.values() if _inside(item.name, request.parent)
-        ]
-        page, next_page = catalog.paginate(items, request)
-        return cloud_tpu.ListQueuedResourcesResponse(
-            queued_resources=[item.to_api() for item in page], next_page_token=next_page
-        )
-
-    def _list_types(self, request: cloud_tpu.ListAcceleratorTypesRequest, now: datetime) -> Any:
-        self._cloud.zone_of(request.parent)
-        page, next_page = catalog.paginate(catalog.accelerator_types(request.parent), request)
-        return cloud_tpu.ListAcceleratorTypesResponse(
-            accelerator_types=page, next_page_token=next_page
-        )
-
-    def _list_locations(self, request: locations_pb2.ListLocationsRequest, _: datetime) -> Any:
-        found = [_location(f"{request.name}/locations/{zone}") for zone in self._cloud.zones]
-        page, next_page = catalog.paginate(found, request)
-        return locations_pb2.ListLocationsResponse(locations=page, next_page_token=next_page)
-
-    def _list_runtimes(self, request: cloud_tpu.ListRuntimeVersionsRequest, now: datetime) -> Any:
-        page, next_page = catalog.paginate(catalog.runtime_versions(request.parent), request)
-        return cloud_tpu.ListRuntimeVersionsResponse(
-            runtime_versions=page, next_page_token=next_page
-        )
-
-    def _list_operations(self, request: operations_pb2.ListOperationsRequest, _: datetime) -> Any:
-        page, next_page = catalog.paginate(self._cloud.operations.list_under(request.name), request)
-        return operations_pb2.ListOperationsResponse(operations=page, next_page_token=next_page)
+        """What the workers wrote to their metadata servers: `namespace/` gives every key of it,
+        `namespace/key` one. No worker named: all of them."""
+        node, path = self._cloud.node(request.name), request.query_path
+        every = range(node.accelerator.hosts)
+        for worker in request.worker_ids:
+            if not worker.isdecimal() or int(worker) not in every:
+                raise invalid_argument(f'The worker "{worker}" was not found.')
+        answers = []
+        for index in map(int, request.worker_ids or every):
+            found = self._cloud.hosts.guest_attributes(node, index, path)
+            entries = [
+                cloud_tpu.GuestAttributesEntry(namespace=namespace, key=key, value=value)
+                for (namespace, key), value in sorted(found.items())
+            ]
+            if entries:
+                value = cloud_tpu.GuestAttributesValue(items=entries)
+                answers.append(cloud_tpu.GuestAttributes(query_path=path, query_value=value))
+        if not answers:
+            raise invalid_argument(f'The "GuestAttributes" value "{path}" was not found.')
+        return cloud_tpu.GetGuestAttributesResponse(guest_attributes=answers)
 
 
-def _abort(context: grpc.ServicerContext, error: ApiError) -> None:
-    status = status_pb2.Status(code=error.number, message=error.message)
-    if error.reason:
-        packed = any_pb2.Any()
-        packed.Pack(
-            error_details_pb2.ErrorInfo(
-                reason=error.reason, domain=error.domain, metadata=error.metadata
-            )
-        )
-        status.details.append(packed)
-    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-    context.abort(error.code, error.message)
+def _listing(
+    response: Any, field: str, items: Callable[[Any], Sequence[Any]], shown: Any = lambda item: item
+) -> Handler:
+    """A method that answers with one page of the items, each as `shown` gives it."""
+
+    def handle(request: Any, now: datetime) -> Any:
+        page, next_page = catalog.paginate(items(request), request)
+        return response(**{field: [shown(item) for item in page]}, next_page_token=next_page)
+
+    return handle
 
 
 def _target(request: Any) -> str:
@@ -266,7 +259,3 @@ def _zone(name: str) -> str:
 def _location(name: str) -> locations_pb2.Location:
     zone = name.rpartition("/")[2]
     return locations_pb2.Location(name=name, location_id=zone, display_name=zone)
-
-
-def _inside(name: str, parent: str) -> bool:
-    return name.startswith(parent.removesuffix("-") if parent.endswith("/-") else f"{parent}/")

@@ -18,7 +18,8 @@ from tpufleet.errors import BadInput
 from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet_testbed.cloud_tpu import catalog
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError, bad_request, invalid_argument
+from tpufleet_testbed.cloud_tpu.api_errors import bad_request, invalid_argument
+from tpufleet_testbed.servers import ApiError
 
 LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 from google.cloud.tpu_v2.types import cloud_tpu
+from google.cloud.tpu_v2alpha1.types import cloud_tpu as alpha
 
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet_testbed.cloud_tpu import catalog, node_validation
@@ -19,6 +20,7 @@ ApiVersion: Any = cloud_tpu.Node.ApiVersion
 # Members of proto-plus enums, which type checkers see as int.
 NodeState: TypeAlias = Any
 NodeHealth: TypeAlias = Any
+MAINTENANCE_WINDOW = timedelta(hours=4)
 SERVICE_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # Of UpdateNode's reference; data_disks is what `gcloud compute tpus tpu-vm attach-disk` sends.
@@ -37,10 +39,21 @@ class MaintenanceWindow:
     """Maintenance that the cloud has announced."""
 
     start: datetime
-    end: datetime
-    latest_start: datetime
     scheduled: bool = True  # False: an urgent one
     ongoing: bool = False
+
+    def to_api(self, by_hand: bool) -> alpha.UpcomingMaintenance:
+        kinds = alpha.UpcomingMaintenance.MaintenanceType
+        statuses = alpha.UpcomingMaintenance.MaintenanceStatus
+        end = f"{self.start + MAINTENANCE_WINDOW:%Y-%m-%dT%H:%M:%SZ}"
+        return alpha.UpcomingMaintenance(
+            type_=kinds.SCHEDULED if self.scheduled else kinds.UNSCHEDULED,
+            can_reschedule=by_hand and not self.ongoing,
+            window_start_time=f"{self.start:%Y-%m-%dT%H:%M:%SZ}",
+            window_end_time=end,
+            latest_window_start_time=end,
+            maintenance_status=statuses.ONGOING if self.ongoing else statuses.PENDING,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +107,7 @@ class NodeRecord:
                 symptom_type=cloud_tpu.Symptom.SymptomType.EXECUTE_TIMED_OUT,
                 create_time=since,
                 worker_id=str(index),
-                details=f"worker {index} does not respond",
+                details=unresponsive(index),
             )
             for index, since in sorted(self.dead_hosts.items())
         ]
@@ -103,6 +116,14 @@ class NodeRecord:
                 self._endpoint(index, node.network_config.enable_external_ips)
                 for index in range(self.accelerator.hosts)
             ]
+        return node
+
+    def to_alpha(self) -> alpha.Node:
+        """In v2alpha1: the messages of both versions share their field numbers, except where alpha
+        has more."""
+        node = alpha.Node.deserialize(cloud_tpu.Node.serialize(self.to_api()))
+        if self.maintenance is not None:
+            node.upcoming_maintenance = self.maintenance.to_api(self.can_start_maintenance)
         return node
 
     def _fill_defaults(self, node: cloud_tpu.Node) -> None:
@@ -136,6 +157,10 @@ class NodeRecord:
                 external_ip=f"198.{18 + block}.{subnet}"
             )
         return endpoint
+
+
+def unresponsive(host: int) -> str:
+    return f"worker {host} does not respond"
 
 
 def updated(

@@ -13,7 +13,7 @@ from google.protobuf import any_pb2, empty_pb2, message
 from google.rpc import status_pb2
 
 from tpufleet_testbed.cloud_tpu import api_errors
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError
+from tpufleet_testbed.servers import ApiError
 
 
 @dataclass(slots=True)

@@ -11,10 +11,11 @@ from google.cloud.tpu_v2.types import cloud_tpu
 from google.rpc import status_pb2
 
 from tpufleet_testbed.cloud_tpu import api_errors
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code, invalid_argument
+from tpufleet_testbed.cloud_tpu.api_errors import Code, invalid_argument
 from tpufleet_testbed.cloud_tpu.cloud import Cloud
 from tpufleet_testbed.cloud_tpu.node_validation import RESERVATION, RESOURCE_ID
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord, State
+from tpufleet_testbed.servers import ApiError
 
 QueuedState: Any = cloud_tpu.QueuedResourceState.State
 Initiator: Any = cloud_tpu.QueuedResourceState.StateInitiator

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import grpc
 import yaml
+
+from tpufleet_testbed.servers import ApiError
 
 TEXTS: dict[str, str] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
@@ -23,20 +26,12 @@ QUOTA_METRICS = {
 }
 
 
-class GkeApiError(Exception):
-    """An error response with this status."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code, self.message = code, message
-
-
 def text(error: str, **values: Any) -> str:
     return TEXTS[error].format(**values)
 
 
-def invalid_argument(error: str, **values: Any) -> GkeApiError:
-    return GkeApiError("INVALID_ARGUMENT", text(error, **values))
+def invalid_argument(error: str, **values: Any) -> ApiError:
+    return ApiError(grpc.StatusCode.INVALID_ARGUMENT, text(error, **values))
 
 
 def quota(project: str, metric: str, requested: int, limit: int, available: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -65,12 +65,8 @@ def apply(plan: GkeFaultPlan, gke: GkeEmulator) -> None:
     gke.zones = plan.zones
 
 
-def load(path: Path) -> GkeFaultPlan:
-    return plan_files.load(GkeFaultPlan, path)
-
-
-def parse(text: str) -> GkeFaultPlan:
-    return plan_files.parse(GkeFaultPlan, text)
+load = partial(plan_files.load, GkeFaultPlan)
+parse = partial(plan_files.parse, GkeFaultPlan)
 
 
 def _limits(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 from google.cloud import container_v1 as api
 
 from tpufleet_testbed import servers
-from tpufleet_testbed.gke.api_errors import GkeApiError
 from tpufleet_testbed.gke.node_pools import GkeEmulator, parse_pool_name
 
 SERVICE = "google.container.v1.ClusterManager"
@@ -53,7 +51,7 @@ def _service(gke: GkeEmulator) -> grpc.GenericRpcHandler:
         cluster(request, request.name)
         return gke.get_cluster()
 
-    methods: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    methods: dict[str, tuple[Any, servers.Call]] = {
         "ListNodePools": (api.ListNodePoolsRequest, list_pools),
         "GetNodePool": (api.GetNodePoolRequest, lambda request: gke.get_pool(pool(request)[1])),
         "CreateNodePool": (
@@ -74,16 +72,4 @@ def _service(gke: GkeEmulator) -> grpc.GenericRpcHandler:
             lambda request: gke.get_operation(request.name.rpartition("/")[2]),
         ),
     }  # fmt: skip
-    return servers.grpc_service(
-        SERVICE, {name: (request, _wrap(call)) for name, (request, call) in methods.items()}
-    )
-
-
-def _wrap(call: Callable[[Any], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
-    def handle(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return call(request)
-        except GkeApiError as error:
-            return context.abort(grpc.StatusCode[error.code], error.message)
-
-    return handle
+    return servers.grpc_service(SERVICE, methods)

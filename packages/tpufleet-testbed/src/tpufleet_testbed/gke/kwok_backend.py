@@ -11,7 +11,7 @@ from tpufleet.errors import Conflict
 from tpufleet.kubernetes.connections import NODE, POD, Connection
 from tpufleet.model.fleet import compute_reservations
 from tpufleet_testbed.gke import validation
-from tpufleet_testbed.gke.node_backends import NodeBackend
+from tpufleet_testbed.gke.node_pools import NodeBackend
 from tpufleet_testbed.kubernetes import kwok_nodes
 
 EFFECTS = {

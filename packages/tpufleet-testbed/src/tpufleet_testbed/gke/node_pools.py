@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+import grpc
 from google.cloud import container_v1 as api
 from google.rpc import code_pb2, status_pb2
 
 from tpufleet.clocks import Clock
 from tpufleet_testbed.gke import api_errors, capacity, output_fields, validation
-from tpufleet_testbed.gke.api_errors import GkeApiError
-from tpufleet_testbed.gke.node_backends import NodeBackend
+from tpufleet_testbed.servers import ApiError
 
 OPERATION_RETENTION = timedelta(hours=12)  # of finished operations
 _DOING = {
@@ -25,6 +25,7 @@ _DOING = {
     "DELETE_NODE_POOL": "deleting",
     "AUTO_REPAIR_NODES": "repairing",
 }
+Code = grpc.StatusCode
 Status: Any = api.NodePool.Status
 Operation: Any = api.Operation
 ConditionCode: Any = api.StatusCondition.Code
@@ -33,6 +34,16 @@ _CANONICAL_CODES = {
     "GCE_STOCKOUT": code_pb2.RESOURCE_EXHAUSTED,
     "GCE_QUOTA_EXCEEDED": code_pb2.RESOURCE_EXHAUSTED,
 }
+
+
+class NodeBackend:
+    """Creates and deletes the nodes of a pool. This one makes none."""
+
+    def create_nodes(self, pool: api.NodePool, *, chips: bool = True) -> None: ...
+    def register_chips(self, pool: api.NodePool) -> None: ...
+    def drain_nodes(self, pool: str) -> None: ...
+    def delete_nodes(self, pool: str) -> None: ...
+    def relabel_nodes(self, pool: api.NodePool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -81,7 +92,7 @@ class GkeEmulator:
     created_at: dict[str, datetime] = field(default_factory=dict)
     deleted_at: dict[str, datetime] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
-    _call_errors: list[tuple[str, GkeApiError]] = field(default_factory=list)
+    _call_errors: list[tuple[str, ApiError]] = field(default_factory=list)
     _creation_errors: list[tuple[int, str, str]] = field(default_factory=list)
     _deletion_errors: list[tuple[int, str]] = field(default_factory=list)
     _creation_times: list[timedelta] = field(default_factory=list)
@@ -94,7 +105,7 @@ class GkeEmulator:
 
     def fail_next_call(self, method: str, code: str, message: str, times: int = 1) -> None:
         """Fail the next calls of `create`, `delete`, `list` or `operations` with this status."""
-        self._call_errors += [(method, GkeApiError(code, message))] * times
+        self._call_errors += [(method, ApiError(Code[code], message))] * times
 
     def stop_failing(self) -> None:
         """Forget the failures that were asked for and have not happened."""
@@ -158,7 +169,7 @@ class GkeEmulator:
 
     def check_cluster(self, name: str) -> None:
         if self.cluster and name != self.cluster:
-            raise GkeApiError("NOT_FOUND", f"Not found: {name}.")
+            raise ApiError(Code.NOT_FOUND, f"Not found: {name}.")
 
     def list_pools(self) -> api.ListNodePoolsResponse:
         with self._called("list"):
@@ -205,14 +216,14 @@ class GkeEmulator:
     def get_operation(self, name: str) -> Any:
         with self._called("operation"):
             if name not in self.operations:
-                raise GkeApiError("NOT_FOUND", f"Not found: operation {name}")
+                raise ApiError(Code.NOT_FOUND, f"Not found: operation {name}")
             return self.operations[name]
 
     def create(self, parent: str, pool: Any) -> Any:
         with self._called("create"):
             if pool.name in self.pools:
-                raise GkeApiError(
-                    "ALREADY_EXISTS", f"Already exists: {parent}/nodePools/{pool.name}"
+                raise ApiError(
+                    Code.ALREADY_EXISTS, f"Already exists: {parent}/nodePools/{pool.name}"
                 )
             output_fields.fill_pool(pool, parent, self.zones)
             validation.validate(pool, self.not_offered)
@@ -282,7 +293,7 @@ class GkeEmulator:
 
     def _pool(self, name: str) -> Any:
         if name not in self.pools:
-            raise GkeApiError("NOT_FOUND", f"Not found: nodePools/{name}")
+            raise ApiError(Code.NOT_FOUND, f"Not found: nodePools/{name}")
         return self.pools[name]
 
     def _operation(self, kind: Any, parent: str, pool: str) -> Any:
@@ -304,7 +315,7 @@ class GkeEmulator:
         project = parent.split("/")[1]
         message = capacity.exceeded_quota(project, pool, list(self.pools.values()), self.quotas)
         if message:
-            raise GkeApiError("PERMISSION_DENIED", message)
+            raise ApiError(Code.PERMISSION_DENIED, message)
 
     def _check_not_busy(self, parent: str, name: str) -> None:
         running = next(
@@ -315,7 +326,7 @@ class GkeEmulator:
             doing = _DOING.get(running.operation_type.name, "upgrading")
             cluster = parent.rpartition("/")[2]
             message = api_errors.text("busy", operation=running.name, doing=doing, cluster=cluster)
-            raise GkeApiError("FAILED_PRECONDITION", message)
+            raise ApiError(Code.FAILED_PRECONDITION, message)
 
     def _check_operations(self, parent: str) -> None:
         running = {id(one.record) for one in self._pending
@@ -325,7 +336,7 @@ class GkeEmulator:
             message = api_errors.text(
                 "too-many-operations", cluster=cluster, limit=self.max_operations
             )
-            raise GkeApiError("RESOURCE_EXHAUSTED", message)
+            raise ApiError(Code.RESOURCE_EXHAUSTED, message)
 
     def _finish_creation(self, record: Any, pool: Any) -> None:
         pools = list(self.pools.values())

@@ -12,7 +12,7 @@ DAYS = "3650"
 
 
 class OpensslMissing(FleetError, Permanent):
-    """The program openssl, which issues the certificates, is not installed."""
+    """The program that issues the certificates is not installed."""
 
 
 API_SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
@@ -61,10 +61,7 @@ def _key(path: Path) -> None:
 
 
 def _openssl(*args: str | Path) -> None:
-    program = shutil.which("openssl")
-    if program is None:
-        raise OpensslMissing(
-            "openssl not found on PATH, required by the local control plane; "
-            "run `apt-get install openssl`"
-        )
-    programs.run(f"openssl {args[0]}", [program, *args])
+    missing = programs.missing_packages({"openssl": "openssl"})
+    if reason := programs.unsupported_reason("the local control plane", missing, root=False):
+        raise OpensslMissing(reason)
+    programs.run(f"openssl {args[0]}", ["openssl", *args])

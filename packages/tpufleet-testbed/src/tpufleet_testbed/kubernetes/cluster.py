@@ -25,7 +25,6 @@ from tpufleet_testbed.kubernetes.components import Component
 from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet_testbed.kubernetes.node import real_node
 from tpufleet_testbed.kubernetes.processes import (
-    READY_TIMEOUT,
     STOP_GRACE,
     ComponentNotReady,
     ProcessRecord,
@@ -61,7 +60,7 @@ def up(
     """Start a cluster in `folder`, with the data that an earlier one left there. `build` replaces
     the current one, for another version of JobSet or Kueue."""
     folder = folder.absolute()
-    if _is_running(folder):
+    if ProcessRegistry(folder).is_running():
         raise Conflict(
             f"a control plane is already running in {folder}; stop it with `tpu cluster local down`"
         )
@@ -91,13 +90,15 @@ def down(folder: Path, *, keep: bool = False) -> bool:
     return True
 
 
+def not_running(folder: Path) -> str:
+    return f"no cluster is running in {folder}; start one with `tpu cluster local up`"
+
+
 def find(folder: Path) -> KubernetesControlPlane:
     """The control plane that is running in `folder`."""
     layout, build = cluster_layout.load_layout(folder.absolute()), binaries.find_cached()
-    if layout is None or build is None or not _is_running(layout.folder):
-        raise NotFound(
-            f"no control plane is running in {folder}; start one with `tpu cluster local up`"
-        )
+    if layout is None or build is None or not ProcessRegistry(layout.folder).is_running():
+        raise NotFound(not_running(folder))
     return KubernetesControlPlane(layout=layout, build=build)
 
 
@@ -121,10 +122,6 @@ def status(folder: Path) -> list[ComponentStatus]:
     return statuses
 
 
-def _is_running(folder: Path) -> bool:
-    return any(record.process for record in ProcessRegistry(folder).all())
-
-
 def _start(folder: Path, build: Build, progress: Progress) -> KubernetesControlPlane:
     started_at = time.monotonic()
     layout = _prepare(folder, build)
@@ -137,15 +134,13 @@ def _start(folder: Path, build: Build, progress: Progress) -> KubernetesControlP
 
     def wait(started: list[tuple[Component, ProcessRecord]]) -> None:
         for component, record in started:
-            registry.wait_ready(component, record, ssl_context, READY_TIMEOUT)
+            registry.wait_ready(component, record, ssl_context)
 
     progress("starting etcd and the API server")
     wait(start(*components.base_components(layout, build)))
     controllers = start(*components.controller_components(layout, build))
     progress("installing JobSet and Kueue")
-    install = str(folder / "install.yaml")
-    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", install)
-    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    plane.install(folder / "install.yaml")
     wait(start(*components.extension_components(layout, build)))
     wait(controllers)
     plane.wait_until_accepted(PROBE_JOBSET, "jobsets,jobs,workloads,clusterqueues,resourceflavors")

@@ -31,6 +31,11 @@ class KubernetesControlPlane:
         argv = [self.build.harness, "kubectl", f"--kubeconfig={self.kubeconfig}", *args]
         return programs.run(f"kubectl {args[0]}", argv, input=(stdin or "").encode())
 
+    def install(self, manifests: Path) -> None:
+        """Apply a file with CRDs, and wait until they are established."""
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(manifests))
+        self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+
     def wait_until_accepted(self, manifest: dict[str, Any], kinds: str) -> None:
         """Wait until a dry-run create of `manifest` succeeds and `kinds` can be listed.
 

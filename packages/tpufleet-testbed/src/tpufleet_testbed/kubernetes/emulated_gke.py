@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpufleet_testbed.kubernetes import processes
 from tpufleet_testbed.kubernetes.binaries import Progress
 from tpufleet_testbed.kubernetes.cluster_layout import ControlPlaneLayout
 from tpufleet_testbed.kubernetes.components import Component
@@ -34,15 +33,8 @@ def start(
     if plan is not None:
         load_plan(plan)
         link.symlink_to(plan.absolute())
-    component = _component(plane.layout)
-    registry = ProcessRegistry(plane.layout.folder)
-    record = registry.start(component)
-    try:
-        registry.wait_ready(component, record, None, processes.READY_TIMEOUT)
-    except BaseException:
-        registry.stop([COMPONENT])
-        raise
-    progress(f"the emulated GKE API listens on {endpoint(plane.layout)}")
+    with ProcessRegistry(plane.layout.folder).launch(_component(plane.layout)):
+        progress(f"the emulated GKE API listens on {endpoint(plane.layout)}")
 
 
 def load_plan(plan: Path) -> GkeFaultPlan:
@@ -53,8 +45,7 @@ def load_plan(plan: Path) -> GkeFaultPlan:
 
 
 def is_running(layout: ControlPlaneLayout) -> bool:
-    records = ProcessRegistry(layout.folder).all()
-    return any(record.name == COMPONENT and record.process for record in records)
+    return ProcessRegistry(layout.folder).is_running(COMPONENT)
 
 
 def endpoint(layout: ControlPlaneLayout) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tpufleet_testbed.kubernetes import components, extension_manifests, processes
+from tpufleet_testbed.kubernetes import components, extension_manifests
 from tpufleet_testbed.kubernetes.binaries import Progress
 from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet_testbed.kubernetes.processes import ProcessRegistry
@@ -25,20 +25,14 @@ PROBE_SET: dict[str, Any] = {
 def install(plane: KubernetesControlPlane, progress: Progress = lambda message: None) -> None:
     """Idempotent."""
     registry = ProcessRegistry(plane.layout.folder)
-    if any(record.name == COMPONENT and record.process for record in registry.all()):
+    if registry.is_running(COMPONENT):
         return
     started_at = time.monotonic()
     manifests = extension_manifests.leader_worker_set_manifests(plane.build, plane.layout)
     file = plane.layout.folder / "lws-install.yaml"
     file.write_text(extension_manifests.to_yaml(manifests))
+    plane.install(file)
     component = components.leader_worker_set_component(plane.layout, plane.build)
-    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))
-    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    record = registry.start(component)
-    try:
-        registry.wait_ready(component, record, plane.layout.ssl_context(), processes.READY_TIMEOUT)
+    with registry.launch(component, plane.layout.ssl_context()):
         plane.wait_until_accepted(PROBE_SET, "leaderworkersets")
-    except BaseException:
-        registry.stop([COMPONENT])
-        raise
     progress(f"LeaderWorkerSet is ready after {time.monotonic() - started_at:.0f} s")

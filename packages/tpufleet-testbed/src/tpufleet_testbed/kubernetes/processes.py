@@ -10,7 +10,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -85,6 +85,22 @@ class ProcessRegistry:
         _CHILDREN[process.pid] = process
         return record
 
+    def is_running(self, name: str | None = None) -> bool:
+        """One of this name; None: any."""
+        return any(name in (None, record.name) and record.process for record in self.all())
+
+    @contextlib.contextmanager
+    def launch(
+        self, component: Component, ssl_context: ssl.SSLContext | None = None
+    ) -> Iterator[None]:
+        """Start a component and wait until it is ready. Stopped again if that or the body fails."""
+        try:
+            self.wait_ready(component, self.start(component), ssl_context)
+            yield
+        except BaseException:
+            self.stop([component.name])
+            raise
+
     def stop(self, names: Iterable[str] | None = None, grace: float = STOP_GRACE) -> None:
         """Stop them in reverse start order; return when none is left."""
         chosen = set(names) if names is not None else None
@@ -110,7 +126,7 @@ class ProcessRegistry:
         component: Component,
         record: ProcessRecord,
         ssl_context: ssl.SSLContext | None,
-        timeout: float,
+        timeout: float = READY_TIMEOUT,
     ) -> None:
         name, deadline = component.name, time.monotonic() + timeout
         while component.ready_url is not None and not _responds(component.ready_url, ssl_context):

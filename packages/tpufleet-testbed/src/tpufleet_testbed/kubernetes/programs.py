@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tpufleet.errors import FleetError
 
 MAX_OUTPUT = 2000  # characters of it in an error
+
+
+def missing_packages(packages: Mapping[str, str], path: str | None = None) -> set[str]:
+    """Debian packages of the programs that are not on `path`; None means $PATH."""
+    return {package for name, package in packages.items() if shutil.which(name, path=path) is None}
+
+
+def unsupported_reason(purpose: str, missing: Collection[str], *, root: bool = True) -> str:
+    """Why this machine cannot do it: it lacks Linux, root or Debian packages. Empty if it can."""
+    if root and (sys.platform != "linux" or os.geteuid() != 0):
+        return f"{purpose} requires Linux and root; run the command with sudo"
+    if missing:
+        names = " ".join(sorted(missing))
+        return f"{purpose} requires programs that are not installed; run `apt-get install {names}`"
+    return ""
 
 
 def run(

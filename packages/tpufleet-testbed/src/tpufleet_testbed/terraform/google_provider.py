@@ -195,10 +195,7 @@ def serve(cloud: EmulatedGoogleCloud) -> Iterator[dict[str, str]]:
     """Yields the environment variables with which Terraform or OpenTofu uses this provider."""
     provider = GoogleProvider(cloud)
     methods = {
-        method: (
-            MESSAGES[taken],
-            lambda request, _, method=method: getattr(provider, method)(request),
-        )
+        method: (MESSAGES[taken], getattr(provider, method))
         for method, taken in protocol.METHODS.items()
     }
     # The schema is larger than what gRPC sends by default.

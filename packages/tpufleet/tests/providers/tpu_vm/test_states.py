@@ -16,7 +16,8 @@ from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.tpu_vm import states
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
+from tpufleet_testbed.cloud_tpu.api_errors import Code
+from tpufleet_testbed.servers import ApiError
 
 State, Health, Standing = states.State, states.Health, states.QueuedState
 

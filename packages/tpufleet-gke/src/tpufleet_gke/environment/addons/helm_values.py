@@ -60,7 +60,6 @@ def _slice_settings(environment: Environment) -> dict[str, str]:
 
 def _accounts(environment: Environment) -> dict[str, str]:
     return {
-        "server": names.account_email(environment, names.server_account(environment)),
-        "provisioner": names.account_email(environment, names.provisioner_account(environment)),
-        "bridge": names.account_email(environment, names.bridge_account(environment)),
+        part: names.account_email(environment, names.account(environment, part))
+        for part in ("server", "provisioner", "bridge")
     }

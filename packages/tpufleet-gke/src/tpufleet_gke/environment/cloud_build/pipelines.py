@@ -54,19 +54,15 @@ def files(environment: Environment) -> dict[str, str]:
 def plan(environment: Environment) -> Json:
     """The gate: plans are saved to the bucket, to be read before `provision` applies them."""
     bucket = names.automation_bucket(environment)
-    steps = [step for stage in STAGES for step in _plan_steps(stage)]
-    saved = [
-        {
-            "name": CLOUD_SDK,
-            "id": f"save-{stage}",
-            "entrypoint": "gcloud",
-            "args": [
-                "storage", "cp", f"{stage}/{PLAN}", f"{stage}/.terraform.lock.hcl",
-                f"gs://{bucket}/plans/$BUILD_ID/{stage}/",
-            ],
-        }
+    steps = [
+        step
         for stage in STAGES
-    ]  # fmt: skip
+        for step in (_init(stage), _tofu(stage, "plan", "-input=false", f"-out={PLAN}"))
+    ]
+    saved = [
+        _cloud_sdk(f"save-{stage}", *_copy(str(stage), f"gs://{bucket}/plans/$BUILD_ID/{stage}"))
+        for stage in STAGES
+    ]
     return _pipeline(environment, [*steps, *saved])
 
 
@@ -77,18 +73,10 @@ def provision(environment: Environment) -> Json:
     for stage in STAGES:
         source = f"gs://{bucket}/plans/${{_PLAN_BUILD}}/{stage}"
         steps += [
-            {
-                "name": CLOUD_SDK,
-                "id": f"fetch-{stage}",
-                "entrypoint": "gcloud",
-                "args": [
-                    "storage", "cp", f"{source}/{PLAN}", f"{source}/.terraform.lock.hcl",
-                    f"{stage}/",
-                ],
-            },
-            _tofu(stage, "init", "-input=false"),
+            _cloud_sdk(f"fetch-{stage}", *_copy(source, str(stage))),
+            _init(stage),
             _tofu(stage, "apply", "-input=false", PLAN),
-        ]  # fmt: skip
+        ]
     return {
         **_pipeline(environment, [*steps, *_addon_steps(environment)]),
         # No default: a build without a plan that someone has read is refused.
@@ -100,15 +88,8 @@ def provision(environment: Environment) -> Json:
 def destroy(environment: Environment) -> Json:
     """Nothing is deleted while the cluster is protected: Google would refuse to delete it when all
     else is gone."""
-    steps = [_tofu(stage, "init", "-input=false") for stage in STAGES]
-    steps.append(
-        {
-            "name": OPENTOFU,
-            "id": "check-deletion-protection",
-            "entrypoint": "sh",
-            "args": ["-c", CHECK_PROTECTION],
-        }
-    )
+    check = {"name": OPENTOFU, "id": "check-deletion-protection", "entrypoint": "sh"}
+    steps: list[Json] = [*map(_init, STAGES), {**check, "args": ["-c", CHECK_PROTECTION]}]
     for stage in reversed(STAGES):
         steps += [
             _tofu(stage, "plan", "-destroy", "-input=false", f"-out={PLAN}"),
@@ -137,18 +118,12 @@ def images(environment: Environment) -> Json:
 
 def _addon_steps(environment: Environment) -> list[Json]:
     """As `tpu cluster install` does: each add-on, a wait until it is available, the queues."""
-    steps = [
-        {
-            "name": CLOUD_SDK,
-            "id": "credentials",
-            "entrypoint": "gcloud",
-            "args": [
-                "container", "clusters", "get-credentials", names.cluster(environment),
-                f"--region={environment.region}", f"--project={environment.project}",
-            ],
-            "env": [KUBECONFIG],
-        }
-    ]  # fmt: skip
+    credentials = _cloud_sdk(
+        "credentials", "gcloud", "container", "clusters", "get-credentials",
+        names.cluster(environment), f"--region={environment.region}",
+        f"--project={environment.project}",
+    )  # fmt: skip
+    steps = [{**credentials, "env": [KUBECONFIG]}]
     apply = ("apply", "--server-side", "--force-conflicts")
     for addon in install.addons(environment):
         deployment = f"deployment/{addon.deployment}"
@@ -163,20 +138,21 @@ def _addon_steps(environment: Environment) -> list[Json]:
 
 
 def _kubectl(step: str, *args: str) -> Json:
-    return {
-        "name": CLOUD_SDK,
-        "id": step,
-        "entrypoint": "kubectl",
-        "args": list(args),
-        "env": [KUBECONFIG],
-    }
+    return {**_cloud_sdk(step, "kubectl", *args), "env": [KUBECONFIG]}
 
 
-def _plan_steps(stage: StageName) -> list[Json]:
-    return [
-        _tofu(stage, "init", "-input=false"),
-        _tofu(stage, "plan", "-input=false", f"-out={PLAN}"),
-    ]
+def _cloud_sdk(step: str, program: str, *args: str) -> Json:
+    return {"name": CLOUD_SDK, "id": step, "entrypoint": program, "args": list(args)}
+
+
+def _copy(source: str, target: str) -> list[str]:
+    """The command that copies a plan, and the provider versions that it was made with."""
+    files = [f"{source}/{PLAN}", f"{source}/.terraform.lock.hcl"]
+    return ["gcloud", "storage", "cp", *files, f"{target}/"]
+
+
+def _init(stage: StageName) -> Json:
+    return _tofu(stage, "init", "-input=false")
 
 
 def _tofu(stage: StageName, command: str, *args: str) -> Json:
@@ -188,7 +164,7 @@ def _tofu(stage: StageName, command: str, *args: str) -> Json:
 
 
 def _pipeline(environment: Environment, steps: list[Json]) -> Json:
-    account = names.account_email(environment, names.automation_account(environment))
+    account = names.account_email(environment, environment.automation.service_account)
     return {
         "steps": steps,
         "serviceAccount": f"projects/{environment.project}/serviceAccounts/{account}",

@@ -34,14 +34,20 @@ def _zones(environment: Environment) -> Iterator[Problem]:
                 f"zones[{index}]",
                 f"{zone} is not in region {region}; for example {region}-{letter}",
             )
-    groups = {"cpu_pools": environment.cpu_pools, "gpu_pools": environment.gpu_pools}
-    for group, pools in groups.items():
-        for name, pool in pools.items():
-            for index, zone in enumerate(pool.zones):
-                yield from _known_zone(environment, zone, f"{group}.{name}.zones[{index}]")
+    for path, pool in _plain_pools(environment):
+        for index, zone in enumerate(pool.zones):
+            yield from _known_zone(environment, zone, f"{path}.zones[{index}]")
     for name, tpu in environment.tpu_pools.items():
         if tpu.zone:
             yield from _known_zone(environment, tpu.zone, f"tpu_pools.{name}.zone")
+
+
+def _plain_pools(environment: Environment) -> Iterator[tuple[str, CpuPool]]:
+    """Those of CPUs and GPUs, by path."""
+    for name, pool in environment.cpu_pools.items():
+        yield f"cpu_pools.{name}", pool
+    for name, gpu_pool in environment.gpu_pools.items():
+        yield f"gpu_pools.{name}", gpu_pool
 
 
 def _known_zone(environment: Environment, zone: str, path: str) -> Iterator[Problem]:
@@ -53,15 +59,10 @@ def _known_zone(environment: Environment, zone: str, path: str) -> Iterator[Prob
 def _pools(environment: Environment) -> Iterator[Problem]:
     if not environment.cpu_pools:
         yield ("cpu_pools", "empty; the server and add-ons need one; for example {cpu: {}}")
-    groups: tuple[tuple[str, dict[str, CpuPool]], ...] = (
-        ("cpu_pools", dict(environment.cpu_pools)),
-        ("gpu_pools", dict(environment.gpu_pools)),
-    )
-    for group, pools in groups:
-        for name, pool in pools.items():
-            if pool.min_nodes > pool.max_nodes:
-                path = f"{group}.{name}.min_nodes"
-                yield (path, f"{pool.min_nodes} is above max_nodes; write {pool.max_nodes}")
+    for path, pool in _plain_pools(environment):
+        if pool.min_nodes > pool.max_nodes:
+            problem = f"{pool.min_nodes} is above max_nodes; write {pool.max_nodes}"
+            yield (f"{path}.min_nodes", problem)
     for name, tpu in environment.tpu_pools.items():
         path = f"tpu_pools.{name}"
         if capacity.shape(tpu).gke_accelerator is None:

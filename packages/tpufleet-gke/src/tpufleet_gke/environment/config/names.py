@@ -6,21 +6,12 @@ from tpufleet_gke.environment.config.sections import Environment, Team
 
 LONGEST_ACCOUNT = 30  # of a Google service account
 LONGEST_BUCKET = 63
-AUTOMATION_SUFFIX = "automation"
+# Of the Google service account of each part; node and team accounts have their own.
+ACCOUNTS = {"server": "tpufleet", "bridge": "tpufleet-bridge", "provisioner": "provisioner"}
 
 
 def cluster(environment: Environment) -> str:
     return environment.cluster.name or f"{environment.name}-cluster"
-
-
-def network(environment: Environment) -> str:
-    existing = environment.network.existing
-    return existing.network if existing else f"{environment.name}-network"
-
-
-def subnetwork(environment: Environment) -> str:
-    existing = environment.network.existing
-    return existing.subnetwork if existing else f"{environment.name}-{environment.region}"
 
 
 def pods_range(environment: Environment) -> str:
@@ -34,9 +25,7 @@ def services_range(environment: Environment) -> str:
 
 
 def automation_bucket(environment: Environment) -> str:
-    project = environment.project.rpartition(":")[2]
-    default = f"{project}-{environment.name}-{AUTOMATION_SUFFIX}"
-    return environment.automation.bucket or default
+    return environment.automation.bucket or bucket(environment, "automation")
 
 
 def bucket(environment: Environment, name: str) -> str:
@@ -51,24 +40,13 @@ def node_account(environment: Environment) -> str:
     return f"{environment.name}-{environment.nodes.service_account}"[:LONGEST_ACCOUNT].rstrip("-")
 
 
-def automation_account(environment: Environment) -> str:
-    return environment.automation.service_account
-
-
 def team_service_account(environment: Environment, team: str) -> str:
     return f"{environment.name}-{team}-jobs"
 
 
-def server_account(environment: Environment) -> str:
-    return f"{environment.name}-tpufleet"
-
-
-def bridge_account(environment: Environment) -> str:
-    return f"{environment.name}-tpufleet-bridge"
-
-
-def provisioner_account(environment: Environment) -> str:
-    return f"{environment.name}-provisioner"
+def account(environment: Environment, part: str) -> str:
+    """Of a part in ACCOUNTS."""
+    return f"{environment.name}-{ACCOUNTS[part]}"
 
 
 def team_namespace(name: str, team: Team) -> str:

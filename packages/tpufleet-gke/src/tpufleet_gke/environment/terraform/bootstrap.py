@@ -51,7 +51,7 @@ def files(environment: Environment) -> dict[str, list[Block]]:
 
 
 def account_email(environment: Environment) -> str:
-    return names.account_email(environment, names.automation_account(environment))
+    return names.account_email(environment, environment.automation.service_account)
 
 
 def bucket_import(environment: Environment) -> Block:
@@ -78,7 +78,7 @@ def _services(environment: Environment) -> list[Block]:
 
 
 def _service_account(environment: Environment) -> list[Block]:
-    account = names.automation_account(environment)
+    account = environment.automation.service_account
     member: object = f"serviceAccount:{account_email(environment)}"
     blocks = []
     if environment.automation.create_service_account:

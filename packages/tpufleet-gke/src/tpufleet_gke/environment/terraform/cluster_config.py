@@ -68,13 +68,13 @@ def _teams(environment: Environment) -> list[Block]:
 
 def _server(environment: Environment) -> list[Block]:
     blocks = _account(
-        environment, "server", names.server_account(environment), "tpufleet server",
+        environment, "server", names.account(environment, "server"), "tpufleet server",
         environment.server.namespace, SERVER_KSA,
     )  # fmt: skip
     for bucket in environment.buckets:
         blocks += _bucket_access(environment, "server", bucket)
     blocks += _account(
-        environment, "bridge", names.bridge_account(environment), "Firestore bridge",
+        environment, "bridge", names.account(environment, "bridge"), "Firestore bridge",
         environment.server.namespace, BRIDGE_KSA,
     )  # fmt: skip
     roles = ["roles/datastore.user"]
@@ -85,7 +85,7 @@ def _provisioner(environment: Environment) -> list[Block]:
     role = f"{environment.name}_provisioner".replace("-", "_")
     return [
         *_account(
-            environment, "provisioner", names.provisioner_account(environment),
+            environment, "provisioner", names.account(environment, "provisioner"),
             "provisioner", PROVISIONER_NAMESPACE, PROVISIONER_KSA,
         ),
         resource(

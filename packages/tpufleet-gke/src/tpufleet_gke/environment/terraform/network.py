@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpufleet_gke.environment.config import capacity, names
+from tpufleet_gke.environment.config import capacity
 from tpufleet_gke.environment.config.sections import Environment
 from tpufleet_gke.environment.terraform.hcl import Block, Nested, reference, resource
 
@@ -36,12 +36,12 @@ def _vpc(environment: Environment) -> list[Block]:
     return [
         resource(
             "google_compute_network", "network", project=environment.project,
-            name=names.network(environment), auto_create_subnetworks=False,
+            name=f"{environment.name}-network", auto_create_subnetworks=False,
             routing_mode="REGIONAL",
         ),
         resource(
             "google_compute_subnetwork", "nodes", project=environment.project,
-            name=names.subnetwork(environment), region=environment.region,
+            name=f"{environment.name}-{environment.region}", region=environment.region,
             network=network_id(environment), ip_cidr_range=settings.nodes,
             private_ip_google_access=True,
             secondary_ip_range=[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from tpufleet_gke.environment.config import names
@@ -38,23 +37,6 @@ class StageName(StrEnum):
     CLUSTER_CONFIG = "2-cluster-config"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Backend:
-    """Where state is kept: the automation bucket, or a folder for rehearsals."""
-
-    folder: str = ""
-
-    def block(self, environment: Environment, stage: StageName) -> Block:
-        if self.folder:
-            body = {"path": f"{self.folder}/{stage}.tfstate"}
-            return _terraform("backend", "local", body)
-        body = {"bucket": names.automation_bucket(environment), "prefix": f"tfstate/{stage}"}
-        return _terraform("backend", "gcs", body)
-
-
-GCS = Backend()
-
-
 def stage_blocks(environment: Environment, stage: StageName) -> dict[str, list[Block]]:
     """The resources and outputs of a stage, by file."""
     match stage:
@@ -80,26 +62,27 @@ def stage_blocks(environment: Environment, stage: StageName) -> dict[str, list[B
 
 
 def stage_files(
-    environment: Environment, stage: StageName, backend: Backend = GCS
+    environment: Environment, stage: StageName, state_folder: str = ""
 ) -> dict[str, str]:
+    """State is kept in a folder for rehearsals; by default, in the automation bucket."""
     files = {
         name: write(blocks, HEADER) for name, blocks in stage_blocks(environment, stage).items()
     }
-    files["versions.tf"] = write(_versions(environment, stage, backend), HEADER)
+    files["versions.tf"] = write(_versions(environment, stage, state_folder), HEADER)
     return files
 
 
-def all_files(environment: Environment, backend: Backend = GCS) -> dict[str, str]:
+def all_files(environment: Environment, state_folder: str = "") -> dict[str, str]:
     """By path below the folder of cluster.yaml."""
     files = {
         f"{stage}/{name}": text
         for stage in StageName
-        for name, text in stage_files(environment, stage, backend).items()
+        for name, text in stage_files(environment, stage, state_folder).items()
     }
     return {**files, ".gitignore": GITIGNORE}
 
 
-def _versions(environment: Environment, stage: StageName, backend: Backend) -> list[Block]:
+def _versions(environment: Environment, stage: StageName, state_folder: str) -> list[Block]:
     google = {
         "source": versions.GOOGLE_PROVIDER,
         "version": versions.GOOGLE_PROVIDER_VERSION,
@@ -120,15 +103,17 @@ def _versions(environment: Environment, stage: StageName, backend: Backend) -> l
             "default_labels": labels,
         },
     )  # fmt: skip
-    blocks = [required, backend.block(environment, stage), provider]
+    if state_folder:
+        kind, place = "local", {"path": f"{state_folder}/{stage}.tfstate"}
+    else:
+        kind = "gcs"
+        place = {"bucket": names.automation_bucket(environment), "prefix": f"tfstate/{stage}"}
+    backend = Block(kind="terraform", body={f'backend "{kind}"': Nested(place)})
+    blocks = [required, backend, provider]
     own_bucket = stage is StageName.BOOTSTRAP and environment.automation.create_bucket
-    if own_bucket and not backend.folder:
+    if own_bucket and not state_folder:
         blocks.append(bootstrap.bucket_import(environment))
     return blocks
-
-
-def _terraform(key: str, label: str, body: Mapping[str, str]) -> Block:
-    return Block(kind="terraform", body={f'{key} "{label}"': Nested(body)})
 
 
 def _outputs_object(
@@ -148,6 +133,3 @@ def _outputs_object(
         bucket=bucket, name=f"outputs/{stage}.json", content_type="application/json",
         content=Call("jsonencode", values),
     )  # fmt: skip
-
-
-__all__ = ["GCS", "Backend", "StageName", "all_files", "stage_blocks", "stage_files"]

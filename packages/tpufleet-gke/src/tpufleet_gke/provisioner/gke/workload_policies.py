@@ -10,7 +10,7 @@ from typing import Any
 
 from tpufleet import schema
 from tpufleet.backoff import Backoff
-from tpufleet.errors import BadInput, BadRequest, PermissionMissing, ProviderUnavailable
+from tpufleet.errors import BadInput, BadRequest, FleetError, PermissionMissing, ProviderUnavailable
 from tpufleet.model.tpu import tpu_types
 from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 from tpufleet_gke.locations import Region
@@ -86,16 +86,18 @@ class ResourcePolicies:
         while answer.status == 429 or answer.status >= 500:
             delay = backoff.failed()
             if backoff.failures == MAX_ATTEMPTS:
-                raise ProviderUnavailable(f"Compute Engine: {answer.message}")
+                break
             self._sleep(delay)
             answer = send()
+        if answer.status < 400 or answer.status == 409:
+            return answer
+        kind: type[FleetError] = BadRequest
+        hint = ""
         if answer.status in (401, 403):
-            raise PermissionMissing(
-                f"Compute Engine: {answer.message}; grant compute.resourcePolicies.create and .list"
-            )
-        if answer.status >= 400 and answer.status != 409:
-            raise BadRequest(f"Compute Engine: {answer.message}")
-        return answer
+            kind, hint = PermissionMissing, "; grant compute.resourcePolicies.create and .list"
+        elif answer.status == 429 or answer.status >= 500:
+            kind = ProviderUnavailable
+        raise kind(f"Compute Engine: {answer.message}{hint}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Protocol
+from typing import Any
 
 from tpufleet.kubernetes import event_recorder
 from tpufleet.kubernetes.connections import JOB, JOBSET, LEADER_WORKER_SET, POD, Json
+from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
 from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
@@ -39,22 +40,10 @@ MAX_DETAIL = 10_000  # characters in an annotation
 WARNINGS = {CREATE_FAILED, DELETE_FAILED, POOL_NOT_FOUND}
 
 
-class EventSink(Protocol):
-    def record(
-        self,
-        involved_object: Json,
-        reason: str,
-        message: str,
-        *,
-        warning: bool = False,
-        annotations: Mapping[str, str] | None = None,
-    ) -> None: ...
-
-
 class BackgroundRecorder:
     """Writes events in its own thread, so that a slow API server does not delay reconciling."""
 
-    def __init__(self, sink: EventSink) -> None:
+    def __init__(self, sink: KubernetesEventRecorder) -> None:
         self._sink = sink
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="events")
 
@@ -76,7 +65,7 @@ class BackgroundRecorder:
 class EventReporter:
     """Reports on pods and pools. The same event on the same pod is written once, not every poll."""
 
-    def __init__(self, sink: EventSink) -> None:
+    def __init__(self, sink: BackgroundRecorder) -> None:
         self._sink = sink
         self._last_reported: dict[str, tuple[str, str]] = {}  # by pod UID: reason and message
 

@@ -96,6 +96,7 @@ class WatchedCluster:
         return statuses
 
     def pods_on(self, node: str) -> Sequence[Json]:
+        """All pods bound to this node, from the API server."""
         pods, _ = self._connection.list(POD, fields={"spec.nodeName": node})
         return pods
 

@@ -47,11 +47,10 @@ class PoolTracker:
     backoff: RequestBackoff = field(default_factory=RequestBackoff)
     pending_creates: dict[str, PendingCreate] = field(default_factory=dict)
     pending_deletes: dict[str, tuple[DeletePool, datetime]] = field(default_factory=dict)
-    owner_missing_since: dict[tuple[str, str], datetime] = field(default_factory=dict)  # by owner
-    not_serving_since: dict[str, datetime] = field(default_factory=dict)
-    free_since: dict[str, datetime] = field(default_factory=dict)
-    idle_since: dict[str, datetime] = field(default_factory=dict)
-    unused_since: dict[str, datetime] = field(default_factory=dict)
+    # As it was observed last: since when pools and owners are in their present situation.
+    last: ClusterState = field(
+        default_factory=lambda: ClusterState(pools=(), owners={}, demands=())
+    )
     pending_adoptions: dict[str, tuple[AdoptPool, datetime]] = field(default_factory=dict)
     unadoptable: set[str] = field(default_factory=set)
     counted_failures: set[str] = field(default_factory=set)
@@ -90,26 +89,17 @@ class PoolTracker:
         without_users = [pool for pool in running if pool.name not in state.users]
         unused = [pool for pool in without_users if pool.managed]
         running_parents = {user.parent for users in state.users.values() for user in users}
-        self.owner_missing_since = _since(
-            self.owner_missing_since, now,
-            (pool.owner for pool in managed if pool.owner and pool.owner not in state.owners),
-        )  # fmt: skip
         up = [pool.name for pool in state.pools if pool.status in ERROR_STATUSES]
         up += [pool.name for pool in running]
-        self.not_serving_since = _since(
-            self.not_serving_since, now, (name for name in up if name in demanded)
-        )
-        self.free_since = _since(
-            self.free_since, now, (pool.name for pool in without_users if state.is_complete(pool))
-        )
-        self.idle_since = _since(
-            self.idle_since, now,
-            (
-                pool.name for pool in unused
-                if pool.parent in running_parents and pool.name not in demanded
-            ),
-        )  # fmt: skip
-        self.unused_since = _since(self.unused_since, now, (pool.name for pool in unused))
+        missing = [pool.owner for pool in managed if pool.owner and pool.owner not in state.owners]
+        complete = [pool.name for pool in without_users if state.is_complete(pool)]
+        idle = [
+            pool.name
+            for pool in unused
+            if pool.parent in running_parents and pool.name not in demanded
+        ]
+        serves_not = [name for name in up if name in demanded]
+        last = self.last
         self._observe_adoptions(pools, now)
         self.cordon_reasons = {
             name: reason for name, reason in self.cordon_reasons.items() if name in pools
@@ -121,13 +111,13 @@ class PoolTracker:
         }
         pending = {name: one.create.pending_pool for name, one in self.pending_creates.items()}
         given = (*(adopt for adopt, _ in self.pending_adoptions.values()), *adopting)
-        return replace(
+        self.last = replace(
             state,
-            owner_missing_since=self.owner_missing_since,
-            not_serving_since=self.not_serving_since,
-            free_since=self.free_since,
-            idle_since=self.idle_since,
-            unused_since=self.unused_since,
+            owner_missing_since=_since(last.owner_missing_since, now, missing),
+            not_serving_since=_since(last.not_serving_since, now, serves_not),
+            free_since=_since(last.free_since, now, complete),
+            idle_since=_since(last.idle_since, now, idle),
+            unused_since=_since(last.unused_since, now, (pool.name for pool in unused)),
             adopting={adopt.pool.name: adopt.parent for adopt in given},
             unadoptable=frozenset(self.unadoptable),
             cordon_reasons=self.cordon_reasons,
@@ -143,6 +133,7 @@ class PoolTracker:
                 name: pool for name, pool in (pending | dict(creating)).items() if name not in pools
             },
         )
+        return self.last
 
     def _observe_adoptions(self, pools: Mapping[str, ObservedPool], now: datetime) -> None:
         """Forget those that have taken effect, or were lost."""

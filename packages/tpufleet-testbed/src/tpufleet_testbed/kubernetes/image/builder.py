@@ -124,9 +124,7 @@ class _Builder:
         if target.exists():
             os.utime(target)
             return oci.read_blob(target)
-        files = list(entries())
-        self._progress(f"writing a layer of {len(files)} files")
-        return oci.write_layer(target, files, mtime=self._mtime)
+        return oci.write_layer(target, entries(), mtime=self._mtime)
 
     # Stages
 

@@ -41,16 +41,10 @@ class ImageBuildError(FleetError, Permanent):
 
 def check_requirements() -> None:
     """Fail before minutes are spent on a build that cannot finish."""
-    if os.name != "posix" or os.uname().sysname != "Linux" or os.geteuid() != 0:
-        raise ImageBuildError(
-            "building an image without a container engine requires Linux and root"
-        )
-    for program, package in REQUIRED_PROGRAMS.items():
-        if shutil.which(program) is None:
-            raise ImageBuildError(
-                f"{program} not found on PATH, required to build an image without a container "
-                f"engine; run `apt-get install {package}`"
-            )
+    missing = programs.missing_packages(REQUIRED_PROGRAMS)
+    purpose = "building an image without a container engine"
+    if reason := programs.unsupported_reason(purpose, missing):
+        raise ImageBuildError(reason)
 
 
 def bootstrap_debian(image: str, root: Path, mtime: int) -> None:

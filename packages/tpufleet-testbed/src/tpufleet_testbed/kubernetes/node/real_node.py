@@ -14,11 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import psutil
 import yaml
 
 from tpufleet.errors import Conflict, FleetError, NotFound, Permanent
-from tpufleet_testbed.kubernetes import certificates, cluster_layout, components, kwok_nodes
+from tpufleet_testbed.kubernetes import (
+    certificates,
+    cluster_layout,
+    components,
+    kwok_nodes,
+    programs,
+)
 from tpufleet_testbed.kubernetes.binaries import Progress
 from tpufleet_testbed.kubernetes.cluster_layout import ControlPlaneLayout
 from tpufleet_testbed.kubernetes.components import Component
@@ -47,33 +54,20 @@ class RealNodeUnsupported(FleetError, Permanent):
 
 def unsupported_reason() -> str:
     """Why this machine cannot run a real node; empty if it can."""
-    if sys.platform != "linux":
-        return "a real node requires Linux"
-    if os.geteuid() != 0:
-        return "a real node requires root; run the command with sudo"
-    packages = missing_packages()
-    if packages:
-        names = " ".join(sorted(packages))
-        return (
-            f"a real node requires programs that are not installed; run `apt-get install {names}`"
-        )
-    if not supervisor.namespaces_allowed():
+    reason = programs.unsupported_reason("a real node", missing_packages())
+    if not reason and not supervisor.namespaces_allowed():
         return (
             "a real node requires CAP_SYS_ADMIN; run the command on a host or privileged container"
         )
-    return ""
+    return reason
 
 
 def missing_packages(
     path: str | None = None, cni_folders: Sequence[Path] = CNI_FOLDERS
 ) -> set[str]:
     """Debian packages to install. `path` is searched for programs; None means $PATH."""
-    missing = {
-        package for name, package in PACKAGES.items() if shutil.which(name, path=path) is None
-    }
-    if _cni_plugins(cni_folders) is None:
-        missing.add(CNI_PACKAGE)
-    return missing
+    cni = set() if _cni_plugins(cni_folders) else {CNI_PACKAGE}
+    return programs.missing_packages(PACKAGES, path) | cni
 
 
 def add(
@@ -199,7 +193,7 @@ def _write_config(node: NodeLayout, plane: KubernetesControlPlane, pause: Image)
     config = node_config.supervisor_config(node, plane.build, Path(containerd))
     for source in config.bind_mounts.values():
         Path(source).mkdir(parents=True)
-    (folder / "supervisor.json").write_text(config.to_json())
+    (folder / "supervisor.json").write_bytes(msgspec.json.encode(config))
 
 
 def _start(node: NodeLayout, plane: KubernetesControlPlane, pause: Image) -> None:

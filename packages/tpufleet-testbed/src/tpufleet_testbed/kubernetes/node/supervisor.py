@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import msgspec
+
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG = 1
@@ -41,15 +43,6 @@ class SupervisorConfig:
     logs: str
     programs: Sequence[SupervisedProgram]
     bind_mounts: Mapping[str, str] = field(default_factory=dict)  # mount point → source folder
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
-
-
-def parse_config(text: str) -> SupervisorConfig:
-    fields = json.loads(text)
-    programs = [SupervisedProgram(**row) for row in fields["programs"]]
-    return SupervisorConfig(**{**fields, "programs": programs})
 
 
 def namespaces_allowed() -> bool:
@@ -224,4 +217,4 @@ def _call(name: str, *args: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(parse_config(Path(sys.argv[1]).read_text())))
+    sys.exit(run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=SupervisorConfig)))

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -45,7 +46,7 @@ def supervised(tmp_path):
             ),
         ),
     )
-    (tmp_path / "config.json").write_text(config.to_json())
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
     process = subprocess.Popen(
         [sys.executable, "-m", supervisor.__name__, str(tmp_path / "config.json")]
     )
