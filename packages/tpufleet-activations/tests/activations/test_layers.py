@@ -20,7 +20,12 @@ ENTRY_POINTS = ("tpufleet.views.cli.entry_points", "tpufleet.views.cli.registry"
 MORE = {
     "cli/output.py": ("tpufleet.views.cli",),
     "cli/plan.py": ("tpufleet.model", "tpufleet.views.cli"),
-    "cli/deploy.py": ("tpufleet.model", "tpufleet.client", "tpufleet.views"),
+    "cli/deploy.py": (
+        "tpufleet.model",
+        "tpufleet.client",
+        "tpufleet.views",
+        "tpufleet.installed_packages",
+    ),
 }
 EVERYWHERE = {"input_errors"}
 MAY_IMPORT = {
