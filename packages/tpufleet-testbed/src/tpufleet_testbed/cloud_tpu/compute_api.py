@@ -130,6 +130,23 @@ class ComputeApi:
                 scopes.setdefault(scope, {kind: []})[kind].append(resource)
         return scopes
 
+    def _mark_users(self) -> None:
+        """Addresses and disks name the instances that use them."""
+        used: dict[str, list[str]] = {}
+        for (scope, kind, name), vm in self.state.resources.items():
+            if kind == "instances":
+                names = [str(disk.get("source", "")) for disk in vm["disks"]]
+                for interface in vm["networkInterfaces"]:
+                    names += [each.get("natIP", "") for each in interface.get("accessConfigs", ())]
+                for each in names:
+                    used.setdefault(each.rpartition("/")[2], []).append(f"{scope}/{kind}/{name}")
+        for (_, kind, name), resource in self.state.resources.items():
+            if kind == "disks":
+                resource["users"] = used.get(name, [])
+            elif kind == "addresses":
+                resource["users"] = used.get(resource["address"], [])
+                resource["status"] = "IN_USE" if resource["users"] else "RESERVED"
+
     def _machine_types(self, scope: str, name: str, query: dict[str, list[str]]) -> Reply:
         zone = scope.partition("/")[2]
         lacking = NOT_IN_REGION.get(zone.rpartition("-")[0], ())
@@ -221,6 +238,7 @@ class ComputeApi:
             return 200, operation
         self.state.resources[scope, kind, name] = resource
         if kind == "instances":
+            self._mark_users()
             self.boot(resource)
         return 200, operation
 
@@ -284,6 +302,7 @@ class ComputeApi:
                 "resourceInUseByAnotherResource",
             )  # fmt: skip
         del self.state.resources[scope, kind, name]
+        self._mark_users()
         return 200, self._new_operation("delete", scope, kind, name)
 
     def _new_operation(self, verb: str, scope: str, kind: str, name: str) -> dict[str, Any]:

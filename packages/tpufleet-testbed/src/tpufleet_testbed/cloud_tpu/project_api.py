@@ -19,6 +19,7 @@ from tpufleet_testbed.servers import Answer, HttpServer
 # By the first part of our paths. Service Usage and Cloud Storage are enabled in every project.
 SERVICES = {
     "compute": "compute.googleapis.com",
+    "container": "container.googleapis.com",
     "iam": "iam.googleapis.com",
     "projects": "cloudresourcemanager.googleapis.com",
     "quotas": "cloudquotas.googleapis.com",
@@ -43,6 +44,7 @@ class ProjectState:
     private_access: bool = True  # of subnetworks
     nat: bool = True
     objects: set[str] = field(default_factory=set)  # bucket/name
+    clusters: list[dict[str, Any]] = field(default_factory=list)  # of GKE, in all locations
 
 
 class ProjectApi:
@@ -98,6 +100,8 @@ class ProjectApi:
                 return 200, {"items": [{"name": "nat", "nats": [{}]}] if state.nat else []}
             case "compute":
                 return 200, {"name": last, "privateIpGoogleAccess": state.private_access}
+            case "container" if last == "clusters":
+                return 200, {"clusters": state.clusters}
             case "tpu" if last in catalog.RUNTIME_VERSIONS:
                 return 200, {"name": path.removeprefix("v2/"), "version": last}
             case "storage" if last == "iam":

@@ -93,6 +93,17 @@ def test_googles_client_creates_waits_and_deletes(connect, compute):
         disks.get(project=PROJECT, zone=ZONE, disk="data")
 
 
+def test_an_address_and_a_disk_name_the_instance_that_uses_them(deployed, connect):
+    addresses, disks = connect("Addresses"), connect("Disks")
+    address = {"project": PROJECT, "region": REGION, "address": SETTINGS.name}
+    disk = {"project": PROJECT, "zone": ZONE, "disk": f"{SETTINGS.name}-state"}
+    used = addresses.get(**address)
+    assert used.status == "IN_USE" and len(used.users) == len(disks.get(**disk).users) == 1
+    connect("Instances").delete(project=PROJECT, zone=ZONE, instance=SETTINGS.name)
+    free = addresses.get(**address)
+    assert free.status == "RESERVED" and not free.users and not disks.get(**disk).users
+
+
 def test_a_disk_in_use_cannot_be_deleted(deployed, connect):
     with pytest.raises(exceptions.BadRequest, match="already being used"):
         connect("Disks").delete(project=PROJECT, zone=ZONE, disk=f"{SETTINGS.name}-state")

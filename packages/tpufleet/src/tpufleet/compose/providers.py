@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import local_jobs
@@ -16,6 +17,7 @@ from tpufleet.config import Config, is_loopback
 from tpufleet.errors import BadInput, optional_packages
 from tpufleet.model.fleet.preflight import Check
 from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import prices
 from tpufleet.providers.base import Provider
 from tpufleet.providers.local import fault_plan
 from tpufleet.providers.local.provider import LocalProvider
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     # Re-exported: the command line must not import a provider.
     from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes as ManualNodes
+    from tpufleet.providers.tpu_vm.project_resources import ProjectResources
     from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 
 
@@ -130,6 +133,24 @@ def manual_nodes(
     parsed = tpu_vm.parse({**tpu_vm.REQUIRED_EXAMPLE, **document, "project": project})
     cloud = api.TpuApi(lambda: api.connect(parsed.endpoint), project=parsed.project)
     return ManualNodes(cloud, parsed, report, zones=parsed.zones if "zones" in document else ())
+
+
+def project_resources(settings: Config, report: Callable[[str], None]) -> ProjectResources:
+    """What the cloud project contains, read with the credentials on this machine."""
+    parsed = tpu_vm_settings(settings)
+    from tpufleet.providers.tpu_vm import api
+    from tpufleet.providers.tpu_vm.project_resources import ProjectResources
+
+    urls = [url for url in (settings.server, settings.public_url) if url]
+    own = [urlsplit(url).hostname or "" for url in urls] or ["127.0.0.1", "localhost"]
+    return ProjectResources(
+        google_rest(parsed),
+        api.TpuApi(lambda: api.connect(parsed.endpoint), project=parsed.project),
+        parsed.project,
+        prices.price_table(settings.prices),
+        own,
+        report,
+    )
 
 
 def preflight(

@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from tpufleet.compose import host_bundle
-from tpufleet.compose.providers import google_rest, tpu_vm_settings
+from tpufleet.compose.providers import google_rest, project_resources, tpu_vm_settings
 from tpufleet.config import Config
 from tpufleet.errors import BadInput
+from tpufleet.model.fleet.paid_resources import PaidResource
 from tpufleet.providers.tpu_vm.server_vm import Plan as Plan  # for the command
 from tpufleet.providers.tpu_vm.server_vm import ServerVm, ServerVmSettings
 from tpufleet.service.transport.auth import new_token as new_token  # for the command
@@ -37,6 +38,17 @@ def server_vm(
         project=parsed.project, zone=zone, default_zone=parsed.zones[0], **network, **options
     )
     return ServerVm(google_rest(parsed), settings, report)
+
+
+def live_slices(config: Config, vm: ServerVm, report: Callable[[str], None]) -> list[PaidResource]:
+    """What would be paid for, and deleted by nobody, without this server."""
+    hosts = vm.hosts()
+    return project_resources(config, report).of_server(hosts) if hosts else []
+
+
+def orphans(config: Config, report: Callable[[str], None]) -> list[PaidResource]:
+    """What earlier servers left in the project."""
+    return project_resources(config, report).orphans()
 
 
 def metadata(config: Config, bundle: tuple[str, str], token: str) -> dict[str, str]:

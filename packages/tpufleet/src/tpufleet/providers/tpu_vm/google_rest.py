@@ -24,6 +24,7 @@ HOSTS = {
     "iam": "https://iam.googleapis.com",
     "quotas": "https://cloudquotas.googleapis.com",
     "compute": "https://compute.googleapis.com",
+    "container": "https://container.googleapis.com",
     "storage": "https://storage.googleapis.com",
     "tpu": "https://tpu.googleapis.com",
 }

@@ -137,6 +137,9 @@ class ManualNodes:
         return [disk.source for disk in missing]
 
     # Many nodes.
+    def all_zones(self) -> list[str]:
+        return self._api.list_zones(self.project)
+
     def expired(self, zones: Sequence[str]) -> list[NodeInfo]:
         """Manual nodes whose time is over."""
         now = self._clock.now()

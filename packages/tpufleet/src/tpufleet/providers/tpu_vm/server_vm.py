@@ -102,6 +102,7 @@ def resources(settings: ServerVmSettings) -> list[Resource]:
             body={
                 "name": f"{name}-state", "sizeGb": str(settings.disk_gb),
                 "type": f"projects/{settings.project}/{zone}/diskTypes/{DISK_TYPE}",
+                "labels": {"tpufleet": "server"},
             },
             description=f"{settings.disk_gb} GB {DISK_TYPE} disk for the state",
             keeps_state=True,
@@ -204,6 +205,11 @@ class ServerVm:
                 f"{option} {chosen}: {self._settings.name} has {deployed}, which cannot change\n"
                 f"  next: leave out {option}, or delete the server with its state first"
             )
+
+    def hosts(self) -> list[str]:
+        """Internal and external address, if it exists: of its URLs."""
+        vm = next(each for each in resources(self._settings) if each.kind == "instances")
+        return [each for each in addresses_of(self._body(vm)) if each]
 
     def plan(self) -> Plan:
         """What would be created or updated. Settings that nobody chose are completed: as they are
@@ -451,6 +457,13 @@ def _runs_a_server(machine: dict[str, Any]) -> bool:
         and not machine.get("accelerators")
         and not machine.get("deprecated")
     )
+
+
+def addresses_of(vm: Mapping[str, Any]) -> tuple[str, str]:
+    """Internal and external."""
+    interface = next(iter(vm.get("networkInterfaces", ())), {})
+    access = next(iter(interface.get("accessConfigs", ())), {})
+    return str(interface.get("networkIP", "")), str(access.get("natIP", ""))
 
 
 def _metadata(instance: dict[str, Any]) -> dict[str, str]:

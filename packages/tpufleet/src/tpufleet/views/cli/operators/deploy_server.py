@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,14 @@ import click
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.fleet import fleets
 from tpufleet.model.tpu import server_vm_prices
+from tpufleet.views import text
 from tpufleet.views.cli import config_file, connection, output
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
     from tpufleet.compose.server_deployment import Plan
     from tpufleet.config import Config
+    from tpufleet.model.fleet.paid_resources import PaidResource
 
 CONNECT_SECONDS = 60.0
 
@@ -95,6 +98,13 @@ def server(
     )
     grants = vm.connect()
     if delete and not dry_run:
+        live = deployment.live_slices(config, vm, output.print_status)
+        if live:
+            raise FleetError(
+                f"{name} manages {_paid(live)}, which nothing would delete without it\n"
+                + "\n".join(f"  {each.type} {each.name} in {each.location}" for each in live)
+                + "".join(f"\n  next: {command}" for command in sorted({e.next for e in live}))
+            )
         output.confirm(f"Delete the server {name}?", yes)
         kept = vm.delete(with_state=state)
         address_file = config.home / "deployed" / name / "server"
@@ -123,6 +133,9 @@ def server(
     (folder / "server").write_text(f"{url}\n")
     problem = _connection_problem(url, token, folder / "ca.pem")
     saved = _save_settings(config, folder)
+    if orphans := deployment.orphans(config, output.print_status):
+        left = f"an earlier server left {_paid(orphans)}\n  next: tpu cost project"
+        output.print_warnings([left])
     _show_result(url, token, folder, saved, problem)
 
 
@@ -145,6 +158,11 @@ def _show_plan(plan: Plan) -> None:
         f"(estimate for us-central1; today's prices: {server_vm_prices.SOURCE})"
     )
     click.echo(f"Price: {cost}")
+
+
+def _paid(slices: Sequence[PaidResource]) -> str:
+    usd = sum(each.usd_per_hour or 0.0 for each in slices)
+    return f"{text.counted(len(slices), 'slice')} (about ${usd:.2f} per hour)"
 
 
 def _user_settings(folder: Path) -> dict[str, str]:
