@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -154,7 +154,9 @@ def project_resources(settings: Config, report: Callable[[str], None]) -> Projec
 
 
 def preflight(
-    settings: Config, accelerators: Sequence[str] = (), capacity: Capacity = Capacity.SPOT
+    settings: Config,
+    accelerators: Mapping[str, Capacity] | None = None,
+    capacity: Capacity = Capacity.SPOT,
 ) -> list[Check]:
     """Check the cloud project of the configuration, with the credentials on this machine."""
     parsed = tpu_vm_settings(settings)
@@ -166,7 +168,7 @@ def preflight(
         public_url=settings.public_url or "",
         server=settings.server or "",
         ca_file=str(settings.ca_file or ""),
-        accelerators=accelerators,
+        accelerators=accelerators or {},
         capacity=capacity,
     )
     return Preflight(wanted, google_rest(parsed)).run()

@@ -29,13 +29,14 @@ def server_vm(
 ) -> ServerVm:
     """In the cloud project of the configuration."""
     parsed = tpu_vm_settings(config)
-    network: dict[str, Any] = {
-        key: value
-        for key, value in (("network", parsed.network), ("subnetwork", parsed.subnetwork))
-        if value
-    }
+    network = {"network": parsed.network_path} if parsed.network else {}
     settings = ServerVmSettings(
-        project=parsed.project, zone=zone, default_zone=parsed.zones[0], **network, **options
+        project=parsed.project,
+        zone=zone,
+        default_zone=parsed.zones[0],
+        subnetwork=parsed.subnetwork_path,
+        **network,
+        **options,
     )
     return ServerVm(google_rest(parsed), settings, report)
 

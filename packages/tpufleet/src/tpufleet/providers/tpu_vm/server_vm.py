@@ -51,7 +51,7 @@ class ServerVmSettings:
     machine_type: str | None = None  # default: the cheapest that the zone has
     disk_gb: int | None = None
     network: str = "global/networks/default"
-    subnetwork: str = ""
+    subnetwork: Callable[[str], str] = lambda zone: ""  # of a zone
     service_account: str = "default"  # the default compute account of the project
     allowed: tuple[str, ...] = ()  # from where clients connect, besides the VPC
     port: int | None = None
@@ -126,8 +126,8 @@ def resources(settings: ServerVmSettings) -> list[Resource]:
 def _instance(settings: ServerVmSettings) -> dict[str, Any]:
     name, zone = settings.name, f"projects/{settings.project}/zones/{settings.zone}"
     interface: dict[str, Any] = {"network": settings.network}
-    if settings.subnetwork:
-        interface["subnetwork"] = settings.subnetwork
+    if subnetwork := settings.subnetwork(settings.zone or ""):
+        interface["subnetwork"] = subnetwork
     # natIP is filled in once the address is known.
     interface["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
     metadata = {
