@@ -110,6 +110,7 @@ def test_a_server_is_deployed_used_repeated_and_deleted(cloud, machine, tmp_path
 
     # Updated: a reboot with the new configuration keeps addresses, certificates, state and token.
     before = deployed(cloud)
+    machine.instance["metadata"]["items"].append({"key": "ssh-keys", "value": "ann:ssh-ed25519"})
     config_file.write_text(config_file.read_text() + "slices_per_user: 3\n")
     updated = cloud.tpu("deploy", "server", "--allow", "198.51.100.0/24", *options)
     assert updated.exit_code == 0, updated.stderr + machine.log()
@@ -122,6 +123,7 @@ def test_a_server_is_deployed_used_repeated_and_deleted(cloud, machine, tmp_path
         .count("slices_per_user: 3")
     )
     assert deployed(cloud) == before
+    assert {"key": "ssh-keys", "value": "ann:ssh-ed25519"} in machine.instance["metadata"]["items"]
     wait_until(lambda: laptop("jobs").exit_code == 0, describe=machine.log)
     assert laptop.json("jobs")["jobs"] == []
     assert machine.calls.read_text().count("mkfs") == 1

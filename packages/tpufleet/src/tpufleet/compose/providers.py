@@ -153,11 +153,7 @@ def project_resources(settings: Config, report: Callable[[str], None]) -> Projec
     )
 
 
-def preflight(
-    settings: Config,
-    accelerators: Mapping[str, Capacity] | None = None,
-    capacity: Capacity = Capacity.SPOT,
-) -> list[Check]:
+def preflight(settings: Config, accelerators: Mapping[str, Capacity] | None = None) -> list[Check]:
     """Check the cloud project of the configuration, with the credentials on this machine."""
     parsed = tpu_vm_settings(settings)
     from tpufleet.providers.tpu_vm.preflight import Preflight, PreflightInput
@@ -169,7 +165,6 @@ def preflight(
         server=settings.server or "",
         ca_file=str(settings.ca_file or ""),
         accelerators=accelerators or {},
-        capacity=capacity,
     )
     return Preflight(wanted, google_rest(parsed)).run()
 

@@ -29,13 +29,13 @@ def server_vm(
 ) -> ServerVm:
     """In the cloud project of the configuration."""
     parsed = tpu_vm_settings(config)
-    network = {"network": parsed.network_path} if parsed.network else {}
+    if parsed.network:
+        options["network"] = parsed.network_path
     settings = ServerVmSettings(
         project=parsed.project,
         zone=zone,
         default_zone=parsed.zones[0],
         subnetwork=parsed.subnetwork_path,
-        **network,
         **options,
     )
     return ServerVm(google_rest(parsed), settings, report)

@@ -54,9 +54,8 @@ class PreflightInput(msgspec.Struct, frozen=True, kw_only=True):
     public_url: str = ""
     server: str = ""  # that this machine is a client of; it has settings of its own
     ca_file: str = ""  # of a private CA; empty: the system's
-    # Types that the user wants, with their capacity; empty: one per generation, with `capacity`.
+    # Types that the user wants, with their capacity; empty: one per generation.
     accelerators: Mapping[str, Capacity] = {}
-    capacity: Capacity = Capacity.SPOT
 
 
 class Preflight:
@@ -257,7 +256,7 @@ class Preflight:
     def _pairs(self) -> Iterator[tuple[str, str, Capacity]]:
         """Types and zones to check. A type that no configured zone offers is checked in none."""
         types = dict(self._wanted.accelerators) or {
-            kind.name: self._wanted.capacity
+            kind.name: Capacity.SPOT
             for kind in type_lookup.all_types().values()
             if kind.runtime and kind.chips == 4
         }

@@ -20,7 +20,7 @@ from tpufleet.model.fleet.paid_resources import Belongs, PaidResource
 from tpufleet.model.tpu import prices, server_vm_prices, type_lookup
 from tpufleet.providers.tpu_vm import adoption, naming, states
 from tpufleet.providers.tpu_vm.api import TpuApi
-from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 from tpufleet.providers.tpu_vm.manual_nodes import MANUAL_LABELS
 from tpufleet.providers.tpu_vm.server_vm import addresses_of
 
@@ -116,28 +116,20 @@ class ProjectResources:
         if node.queued_resource:
             end = _delete_queued(naming.short_name(node.queued_resource), zone)
         return PaidResource(
-            kind="TPU VM",
-            name=name,
-            location=zone,
-            type=f"{type_lookup.short_name(kind)} {adoption.capacity_of(node)}",
-            state=state,
-            belongs=belongs,
-            usd_per_hour=0.0 if state in _NOT_BILLED else usd,
+            kind="TPU VM", name=name, location=zone,
+            type=f"{type_lookup.short_name(kind)} {adoption.capacity_of(node)}", state=state,
+            belongs=belongs, usd_per_hour=0.0 if state in _NOT_BILLED else usd,
             next=_next(belongs, node.labels, name, end),
-        )
+        )  # fmt: skip
 
     def _queued(self, queued: tpu_v2.QueuedResource, node: tpu_v2.Node, zone: str) -> PaidResource:
         name, belongs = naming.short_name(queued.name), self._owner(node)
         return PaidResource(
-            kind="queued resource",
-            name=name,
-            location=zone,
+            kind="queued resource", name=name, location=zone,
             type=type_lookup.short_name(node.accelerator_type),
-            state=states.QueuedState(queued.state.state).name,
-            belongs=belongs,
-            usd_per_hour=0.0,
+            state=states.QueuedState(queued.state.state).name, belongs=belongs, usd_per_hour=0.0,
             next=_next(belongs, node.labels, name, _delete_queued(name, zone)),
-        )
+        )  # fmt: skip
 
     def _owner(self, node: tpu_v2.Node) -> Belongs:
         if naming.FLEET not in node.labels:
@@ -155,8 +147,7 @@ class ProjectResources:
         """Location and body of each resource of this kind."""
         path = f"compute/v1/projects/{self._project}/aggregated/{kind}"
         for answer in self._rest.pages("compute", path):
-            if answer.status != 200:
-                raise ProviderUnavailable(f"{kind}: {answer.message or answer.status}")
+            _check(kind, answer)
             for scope, listed in answer.body.get("items", {}).items():
                 for each in listed.get(kind, ()):
                     yield scope.rpartition("/")[2], each
@@ -186,25 +177,17 @@ class ProjectResources:
             server = SERVER_LABEL in vm.get("labels", {}).items()
             ours = server and addresses_of(vm)[0] in self._own
             yield PaidResource(
-                kind="VM",
-                name=vm["name"],
-                location=zone,
-                type=naming.short_name(vm["machineType"]),
-                state=vm.get("status", ""),
+                kind="VM", name=vm["name"], location=zone,
+                type=naming.short_name(vm["machineType"]), state=vm.get("status", ""),
                 belongs=Belongs.OURS if ours else Belongs.OTHERS,
                 usd_per_hour=None if price is None else price + external if running else 0.0,
                 next=f"tpu deploy server --delete --name {vm['name']}" if ours else "",
-            )
+            )  # fmt: skip
         for name, zone in groups.items():
             yield PaidResource(
-                kind="group",
-                name=name,
-                location=zone,
-                type=f"{grouped[name]} VMs",
-                state="",
-                belongs=Belongs.OTHERS,
-                usd_per_hour=0.0,  # its VMs are listed
-            )
+                kind="group", name=name, location=zone, type=f"{grouped[name]} VMs", state="",
+                belongs=Belongs.OTHERS, usd_per_hour=0.0,
+            )  # fmt: skip
 
     def _machine_price(self, zone: str, vm: dict[str, Any]) -> float | None:
         """Of one VM: a TPU machine, or one whose family has a known price."""
@@ -243,15 +226,10 @@ class ProjectResources:
                 belongs = Belongs.ORPHANED
                 end = f"tpu deploy server --delete --state --name {name.removesuffix('-state')}"
             yield PaidResource(
-                kind="disk",
-                name=name,
-                location=zone,
-                type=f"{kind} {size} GB",
-                state=state,
-                belongs=belongs,
-                usd_per_hour=server_vm_prices.disk_usd_per_hour(kind, size),
+                kind="disk", name=name, location=zone, type=f"{kind} {size} GB", state=state,
+                belongs=belongs, usd_per_hour=server_vm_prices.disk_usd_per_hour(kind, size),
                 next=end,
-            )
+            )  # fmt: skip
 
     def _addresses(self) -> Iterator[PaidResource]:
         """That are reserved and unused: the others are part of their VMs."""
@@ -259,14 +237,10 @@ class ProjectResources:
             external = address.get("addressType", "EXTERNAL") == "EXTERNAL"
             if address.get("status") == "RESERVED" and external:
                 yield PaidResource(
-                    kind="address",
-                    name=address["name"],
-                    location=region,
-                    type=str(address.get("address", "")),
-                    state="unused",
-                    belongs=Belongs.OTHERS,
+                    kind="address", name=address["name"], location=region,
+                    type=str(address.get("address", "")), state="unused", belongs=Belongs.OTHERS,
                     usd_per_hour=server_vm_prices.UNUSED_ADDRESS_USD_PER_HOUR,
-                )
+                )  # fmt: skip
 
     # GKE
     def _clusters(self, vms: list[tuple[str, dict[str, Any]]]) -> Iterator[PaidResource]:
@@ -274,8 +248,7 @@ class ProjectResources:
         answer = self._rest.get("container", path)
         if answer.disabled_service:
             return
-        if answer.status != 200:
-            raise ProviderUnavailable(f"clusters: {answer.message or answer.status}")
+        _check("clusters", answer)
         for cluster in answer.body.get("clusters", ()):
             name, location = cluster["name"], cluster.get("location", "")
             yield PaidResource(
@@ -294,14 +267,16 @@ class ProjectResources:
                 config = pool.get("config", {})
                 ours = MANAGER in config.get("labels", {}).items()
                 yield PaidResource(
-                    kind="node pool",
-                    name=f"{name}/{pool['name']}",
-                    location=location,
+                    kind="node pool", name=f"{name}/{pool['name']}", location=location,
                     type=f"{len(nodes)} {config.get('machineType', '')}",
-                    state=pool.get("status", ""),
-                    belongs=Belongs.OURS if ours else Belongs.OTHERS,
+                    state=pool.get("status", ""), belongs=Belongs.OURS if ours else Belongs.OTHERS,
                     usd_per_hour=None if None in each else sum(filter(None, each)),
-                )
+                )  # fmt: skip
+
+
+def _check(kind: str, answer: Answer) -> None:
+    if answer.status != 200:
+        raise ProviderUnavailable(f"{kind}: {answer.message or answer.status}")
 
 
 def _group_of(vm: Mapping[str, Any]) -> str:

@@ -148,7 +148,7 @@ def _instance(settings: ServerVmSettings) -> dict[str, Any]:
              "autoDelete": False},
         ],
         "networkInterfaces": [interface],
-        "metadata": {"items": [{"key": key, "value": metadata[key]} for key in metadata]},
+        "metadata": {"items": _items(metadata)},
         "serviceAccounts": [{"email": settings.service_account, "scopes": [SCOPE]}],
         "tags": {"items": [name]},
         "labels": {"tpufleet": "server"},
@@ -252,7 +252,7 @@ class ServerVm:
         every family: us-central2-b, which has v4, has no E2."""
         zone, listed = self._settings.zone, []
         for answer in self._rest.pages("compute", self._path(f"zones/{zone}/machineTypes")):
-            self._check(answer, f"list machine types of {zone}")
+            self._check(answer, f"read {zone}")
             listed += answer.body.get("items", ())
         usable = [
             (price is None, price or 0.0, int(each["memoryMb"]), str(each["name"]))
@@ -303,7 +303,7 @@ class ServerVm:
 
     def _create(self, resource: Resource, created: list[Resource]) -> None:
         if resource.kind == "instances":
-            _set_metadata(resource.body, DEPLOYMENT, secrets.token_hex(8))
+            resource.body["metadata"]["items"] += _items({DEPLOYMENT: secrets.token_hex(8)})
         parent = resource.path.rpartition("/")[0]
         answer = self._rest.post("compute", self._path(parent), resource.body)
         self._check(answer, f"create {resource.noun} {resource.name}")
@@ -332,23 +332,19 @@ class ServerVm:
     def _update_instance(self, resource: Resource, present: dict[str, Any]) -> bool:
         """Its startup script reads the metadata at a boot. Stopping and starting keeps disks and
         the internal address, and lets the server write what it has in memory."""
-        deployed, wanted = _metadata(present), _metadata(resource.body)
-        machine = resource.body["machineType"]
-        same_machine = naming.short_name(present.get("machineType", "")) == (
-            naming.short_name(machine)
-        )
-        if (
-            {**wanted, DEPLOYMENT: deployed.get(DEPLOYMENT)} == deployed
-            and same_machine
-            and present.get("status") == "RUNNING"
-            and self._connected(self._report_of(deployed[DEPLOYMENT]))
-        ):
+        deployed, machine = _metadata(present), resource.body["machineType"]
+        wanted = {**deployed, **_metadata(resource.body)}  # others may have added items
+        other_machine = naming.short_name(present["machineType"]) != naming.short_name(machine)
+        last = self._report_of(deployed.get(DEPLOYMENT, ""))
+        ready = last is not None and last.stage is BootstrapStage.CONNECTED
+        if ready and wanted == deployed and present["status"] == "RUNNING" and not other_machine:
             return False
-        _set_metadata(resource.body, DEPLOYMENT, secrets.token_hex(8))
-        fingerprint = present.get("metadata", {}).get("fingerprint", "")
-        metadata = {**resource.body["metadata"], "fingerprint": fingerprint}
+        metadata = {
+            "fingerprint": present["metadata"].get("fingerprint", ""),
+            "items": _items({**wanted, DEPLOYMENT: secrets.token_hex(8)}),
+        }
         calls: list[tuple[str, dict[str, Any]]] = [("stop", {}), ("setMetadata", metadata)]
-        if not same_machine:
+        if other_machine:
             calls.append(("setMachineType", {"machineType": machine}))
         for verb, body in [*calls, ("start", {})]:
             answer = self._rest.post("compute", self._path(f"{resource.path}/{verb}"), body)
@@ -378,7 +374,7 @@ class ServerVm:
         last: BootstrapReport | None = None
         for _ in range(int(READY_SECONDS / POLL_SECONDS)):
             report = self._report_of(deployment)
-            if self._connected(report):
+            if report is not None and report.stage is BootstrapStage.CONNECTED:
                 return self._guest_attribute(bootstrap.CA_KEY)
             if report is not None and report.failed:
                 raise ProviderUnavailable(f"the server does not start: {report.text}")
@@ -395,9 +391,6 @@ class ServerVm:
         """The last of the VM; None if it is of an earlier deployment."""
         report = bootstrap.parse_report(self._guest_attribute(bootstrap.GUEST_KEY))
         return report if report is not None and report.slice_id == deployment else None
-
-    def _connected(self, report: BootstrapReport | None) -> bool:
-        return report is not None and report.stage is BootstrapStage.CONNECTED
 
     def _guest_attribute(self, key: str) -> str:
         path = self._path(f"zones/{self._settings.zone}/instances/{self._settings.name}")
@@ -461,8 +454,8 @@ def _runs_a_server(machine: dict[str, Any]) -> bool:
 
 def addresses_of(vm: Mapping[str, Any]) -> tuple[str, str]:
     """Internal and external."""
-    interface = next(iter(vm.get("networkInterfaces", ())), {})
-    access = next(iter(interface.get("accessConfigs", ())), {})
+    interface: dict[str, Any] = next(iter(vm.get("networkInterfaces", ())), {})
+    access: dict[str, Any] = next(iter(interface.get("accessConfigs", ())), {})
     return str(interface.get("networkIP", "")), str(access.get("natIP", ""))
 
 
@@ -471,8 +464,8 @@ def _metadata(instance: dict[str, Any]) -> dict[str, str]:
     return {str(item["key"]): str(item.get("value", "")) for item in items}
 
 
-def _set_metadata(instance: dict[str, Any], key: str, value: str) -> None:
-    instance["metadata"]["items"].append({"key": key, "value": value})
+def _items(metadata: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": metadata[key]} for key in metadata]
 
 
 def _unordered(values: Any) -> list[str]:

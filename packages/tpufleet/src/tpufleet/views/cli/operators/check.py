@@ -25,12 +25,11 @@ COLOURS = {
 )
 @click.option(
     "--type", "types", multiple=True, metavar="TYPE[:CAPACITY]",
-    help="Check the quota of this type (default: 4 chips of every generation).",
+    help="Check the quota of this type (default: 4 spot chips of every generation).",
 )  # fmt: skip
-@click.option("--on-demand", is_flag=True, help="Check the quota of on-demand capacity, not spot.")
 @json_option
 @click.pass_context
-def check(context: click.Context, types: tuple[str, ...], on_demand: bool) -> None:
+def check(context: click.Context, types: tuple[str, ...]) -> None:
     """Check the Google Cloud project of the config file: credentials, API, roles, quota, network,
     bucket, bundle, and the address of the server.
 
@@ -39,9 +38,7 @@ def check(context: click.Context, types: tuple[str, ...], on_demand: bool) -> No
     """
     from tpufleet.compose.providers import preflight
 
-    capacity = Capacity.ON_DEMAND if on_demand else Capacity.SPOT
-    wanted = dict(type_and_capacity(each, capacity) for each in types)
-    checks = preflight(connection.settings(), wanted, capacity)
+    checks = preflight(connection.settings(), dict(map(type_and_capacity, types)))
     if output.as_json():
         output.print_json({"checks": checks, "passed": passed(checks)})
     else:
@@ -50,12 +47,12 @@ def check(context: click.Context, types: tuple[str, ...], on_demand: bool) -> No
         context.exit(1)
 
 
-def type_and_capacity(text: str, default: Capacity = Capacity.SPOT) -> tuple[str, Capacity]:
+def type_and_capacity(text: str) -> tuple[str, Capacity]:
     """`v4-8:on-demand`"""
     name, _, capacity = text.partition(":")
     if capacity and capacity not in {*Capacity}:
         raise BadInput(f"--type {text}: the capacity is one of {', '.join(Capacity)}")
-    return type_lookup.short_name(type_lookup.find(name).name), Capacity(capacity or default)
+    return type_lookup.short_name(type_lookup.find(name).name), Capacity(capacity or Capacity.SPOT)
 
 
 def print_checks(checks: list[Check]) -> None:

@@ -32,7 +32,7 @@ CONNECT_SECONDS = 60.0
 )
 @click.option("--zone", help="Zone of the VM (default: where it is, or the first of tpu_vm).")
 @click.option("--name", default="tpufleet-server", show_default=True, help="Of all resources.")
-@click.option("--machine-type", help="Default: the cheapest of the zone with 2 GB.")
+@click.option("--machine-type", show_default="the cheapest with 2 GB")
 @click.option(
     "--disk-gb", type=click.IntRange(10, 65536), help="Size of the state disk (default: 10)."
 )  # fmt: skip
@@ -41,7 +41,7 @@ CONNECT_SECONDS = 60.0
     help="Addresses that clients connect from; repeatable (default: as it is, or 0.0.0.0/0). TPU "
     "hosts connect over the VPC.",
 )  # fmt: skip
-@click.option("--port", type=click.IntRange(1, 65535), help="Default: 8470.")
+@click.option("--port", type=click.IntRange(1, 65535), show_default="8470")
 @click.option(
     "--service-account", default="default", show_default=True, metavar="EMAIL",
     help="Of the VM; it needs the roles of a server.",
@@ -121,7 +121,9 @@ def server(
     if grants:
         commands = "".join(f"\n  next: {grant}" for grant in grants)
         output.print_warnings([f"the service account of the VM lacks roles of a server{commands}"])
-    output.confirm("Update it? The VM restarts; jobs go on." if plan.updates else "Create it?", yes)
+    output.confirm(
+        "Update it? The VM restarts; jobs continue." if plan.updates else "Create it?", yes
+    )
     folder = config.home / "deployed" / name
     token = _token(folder, deployment.new_token)
     source = (bundle, bundle_sha256) if bundle and bundle_sha256 else None

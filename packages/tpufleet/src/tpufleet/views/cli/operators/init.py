@@ -147,7 +147,7 @@ def _gcloud_project() -> str | None:
 
 
 def _zones(types: Sequence[str], zones: tuple[str, ...], ask: bool) -> list[str]:
-    """Each offers one of the types, and each type is offered by one of them."""
+    """Each type is offered by one of them; a zone may be newer than the catalogue."""
     offered = {name: tpu_zones.zones_of(type_lookup.find(name).name) for name in types}
     for name in types:
         if type_lookup.find(name).runtime is None:
@@ -157,15 +157,11 @@ def _zones(types: Sequence[str], zones: tuple[str, ...], ask: bool) -> list[str]
         listed = "; ".join(f"{name} is offered in {', '.join(offered[name])}" for name in types)
         zones = tuple(click.prompt(f"Zones ({listed})", default=",".join(first)).split(","))
     chosen = [fleets.check_zone(zone.strip()) for zone in zones] or first
-    for zone in chosen:
-        if not any(tpu_zones.is_offered(type_lookup.find(name).name, zone) for name in types):
-            use = ", ".join(offered[types[0]][:4])
-            raise BadInput(f"{' or '.join(types)} is not documented in {zone}; use {use}")
     for name in types:
         if not any(tpu_zones.is_offered(type_lookup.find(name).name, zone) for zone in chosen):
+            wrong = ", ".join(chosen)
             raise BadInput(
-                f"{name} is not documented in {', '.join(chosen)}; "
-                f"add {', '.join(offered[name][:4])}"
+                f"{name} is not documented in {wrong}; use {', '.join(offered[name][:4])}"
             )
     return chosen
 
