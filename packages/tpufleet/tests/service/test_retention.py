@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,7 +18,7 @@ from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import ArchiveRequest, NewJob, PurgeRequest
 from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.model.people.users import Role
-from tpufleet.service.files.job_files import JobFiles
+from tpufleet.service.files.job_files import FILES, JobFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.operations import archiving
@@ -397,15 +398,15 @@ def test_code_that_another_job_needs_is_not_reported_as_deleted(service, tmp_pat
 
 @dataclass(frozen=True, kw_only=True)
 class SlowlyCountedFiles(JobFiles):
-    """Counting checkpoints takes until a test allows it."""
+    """Counting takes until a test allows it."""
 
     counting: threading.Event
     may_end: threading.Event
 
-    def checkpoint_size(self, job_id: JobId) -> int:
+    def size(self, job_id: JobId, kinds: Sequence[str] = FILES) -> int:
         self.counting.set()
         self.may_end.wait(60)
-        return super().checkpoint_size(job_id)
+        return JobFiles.size(self, job_id, kinds)
 
 
 def slow_purge(service: ServiceHarness) -> tuple[CommandContext, SlowlyCountedFiles]:

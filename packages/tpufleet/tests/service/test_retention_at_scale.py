@@ -15,7 +15,7 @@ import pytest
 from tests.contract import store_builders as a
 from tpufleet.model.api_types import ArchiveRequest, PurgeRequest
 from tpufleet.model.job.jobs import JobId, JobState
-from tpufleet.model.people.retention_rules import RetentionRule, RetentionRules
+from tpufleet.model.people.retention_rules import RetentionRules
 from tpufleet.model.people.users import Role
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
@@ -135,7 +135,7 @@ def test_more_than_one_request_selects_are_announced(store, files, monkeypatch):
     "rules",
     [
         RetentionRules(),
-        RetentionRules(logs=RetentionRule(age=30 * DAY), checkpoints=RetentionRule(age=30 * DAY)),
+        RetentionRules(logs=30 * DAY, checkpoints=30 * DAY),
     ],
     ids=["default", "30 days"],
 )

@@ -4,7 +4,7 @@ are kept either way."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,7 +23,7 @@ from tpufleet.model.api_types import (
 )
 from tpufleet.model.events import Event
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
-from tpufleet.service.files.job_files import FILES, JobFiles
+from tpufleet.service.files.job_files import CHECKPOINTS, FILES, JobFiles
 from tpufleet.service.jobs import checkpoint_leases, queries
 from tpufleet.service.jobs.commands import CommandContext, require_ended
 from tpufleet.service.jobs.lineages import batches, lineages_of, pages
@@ -157,7 +157,7 @@ def _delete_all(files: JobFiles, plan: _PurgePlan) -> dict[JobId, DeletionError]
 
 def _delete(files: JobFiles, job_id: JobId, checkpoints: bool) -> DeletionError | None:
     try:
-        files.delete(job_id, (*FILES, "checkpoints") if checkpoints else FILES)
+        files.delete(job_id, (*FILES, *CHECKPOINTS) if checkpoints else FILES)
     except DELETION_ERRORS as error:
         _log_failure("delete", job_id, error)
         return error
@@ -195,9 +195,9 @@ class _PurgePlan:
         """Without jobs of which an earlier purge has left nothing. With `skip_errors`, what cannot
         be counted counts as nothing: its deletion will say what is wrong."""
 
-        def measure(size: Callable[[JobId], int], job: Job) -> int:
+        def measure(kinds: Sequence[str], job: Job) -> int:
             try:
-                return size(job.id)
+                return files.size(job.id, kinds)
             except DELETION_ERRORS as error:
                 if not skip_errors:
                     raise
@@ -208,8 +208,8 @@ class _PurgePlan:
         fresh = {job.id for job in self.fresh}
         jobs = list(self.selected.values())
         with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
-            sizes = list(threads.map(partial(measure, files.size), jobs))
-            checkpoint_sizes = list(threads.map(partial(measure, files.checkpoint_size), jobs))
+            sizes = list(threads.map(partial(measure, FILES), jobs))
+            checkpoint_sizes = list(threads.map(partial(measure, CHECKPOINTS), jobs))
         rows = tuple(
             PurgedJob(
                 id=job.id,
