@@ -60,7 +60,6 @@ RULES = {
     "DELETE /session": OWN,
     "POST /session/link": OWN,
     "POST /jobs/{ref}/links": OWNER,
-    "POST /checkpoints/release": OWNER,
     "POST /tokens": OWNER,
     "DELETE /tokens/{id}": OWNER,
     "POST /tokens/{id}/rotate": OWNER,
@@ -86,9 +85,6 @@ class Call:
 # Each names an object of mo.
 CALLS: dict[str, Call] = {
     "POST /jobs/{ref}/links": Call("/jobs/ended/links", {"resource": "logs", "expires_in": "PT1H"}),
-    "POST /checkpoints/release": Call(
-        "/checkpoints/release", {"location": "gs://lab/run", "reason": "mo has left"}
-    ),
     "PATCH /jobs/{ref}": Call("/jobs/ended", {"notes": "mine"}),
     "POST /queue/{ref}/move": Call("/queue/live/move", {"last": True}),
     "POST /queue/{ref}/hold": Call("/queue/live/hold"),

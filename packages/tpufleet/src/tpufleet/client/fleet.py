@@ -34,7 +34,6 @@ from tpufleet.model.api_types import (
     JobExplanation,
     JobPage,
     JobRow,
-    LocationRelease,
     LoginLink,
     LogLine,
     MetricSeries,
@@ -382,11 +381,6 @@ class FleetClient:
 
     def release_held_slice(self, slice_id: str) -> None:
         self._call("POST", f"/slices/{path_segment(slice_id)}/release")
-
-    def release_checkpoint_location(self, location: str, reason: str = "") -> None:
-        """Let others use it; an admin says why they release that of another user."""
-        body = LocationRelease(location=location, reason=reason)
-        self._call("POST", "/checkpoints/release", body=body)
 
     # The inventory
 

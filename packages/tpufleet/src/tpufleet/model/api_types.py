@@ -185,13 +185,6 @@ class JobChanges:
     priority: int | None = None
 
 
-class LocationRelease(msgspec.Struct, frozen=True, kw_only=True):
-    """Let others use a checkpoint location that job files name."""
-
-    location: str
-    reason: str = ""  # required of an admin, for that of another user
-
-
 class MetricSeries(msgspec.Struct, frozen=True, kw_only=True):
     """What a job reported over time, thinned to a bounded number of points."""
 

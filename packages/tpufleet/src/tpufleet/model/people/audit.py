@@ -44,7 +44,6 @@ class AuditAction(StrEnum):
     CREATE_RESERVATION = "reservation.create"
     CHANGE_RESERVATION = "reservation.change"
     DELETE_RESERVATION = "reservation.delete"
-    RELEASE_LOCATION = "checkpoint.release"
     RELEASE_SLICE = "slice.release"
     READ_PREFERENCES = "preferences.read"
     CHANGE_PREFERENCES = "preferences.change"
