@@ -446,9 +446,8 @@ class FleetClient:
         note: str = "",
         expires_in: timedelta | None = None,
         scope: TokenScope = TokenScope.FULL,
-        pool: str | None = None,
     ) -> CreatedToken:
-        body = NewToken(user=user, note=note, expires_in=expires_in, scope=scope, pool=pool)
+        body = NewToken(user=user, note=note, expires_in=expires_in, scope=scope)
         return self._call("POST", "/tokens", CreatedToken, body=body)
 
     def rotate_token(self, token_id: str, overlap: timedelta) -> CreatedToken:

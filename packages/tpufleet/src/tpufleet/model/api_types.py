@@ -318,7 +318,6 @@ class CurrentUser(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     token_id: str = ""
     scope: TokenScope = TokenScope.FULL
-    pool: str | None = None
 
 
 class BrowserSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -359,7 +358,6 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     expires_in: timedelta | None = None  # None: never; service accounts: after 90 days
     scope: TokenScope = TokenScope.FULL
-    pool: str | None = None  # limited to jobs in this pool
 
 
 class TokenRotation(msgspec.Struct, frozen=True, kw_only=True):
@@ -374,7 +372,6 @@ class CreatedToken(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     expires_at: datetime | None = None
     scope: TokenScope = TokenScope.FULL
-    pool: str | None = None
 
 
 class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -385,7 +382,6 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     last_used_at: datetime | None
     expires_at: datetime | None = None
     scope: TokenScope = TokenScope.FULL
-    pool: str | None = None
     session_of: str | None = None  # of a browser session: id of the token that logged it in
 
 

@@ -98,7 +98,7 @@ def list_jobs(call: ApiCall, ended_rows: EndedJobRows) -> JobPage:
     query = JobQuery(
         owner=call.user.name if only_own else call.query_text("owner"),
         states=_states(call.query_text("state")),
-        pool=call.user.pool or call.query_text("pool"),
+        pool=call.query_text("pool"),
         tag=call.query_text("tag"),
         name=call.query_text("name"),
         parent=_job_id(call.query_text("parent")),
