@@ -18,7 +18,6 @@ from tpufleet.errors import NotFound, Unreachable
 from tpufleet.model.api_types import (
     AdoptedNode,
     AdoptRequest,
-    ArchiveRequest,
     AuditPage,
     ChannelPage,
     Comparison,
@@ -34,6 +33,7 @@ from tpufleet.model.api_types import (
     JobExplanation,
     JobPage,
     JobRow,
+    JobSelection,
     LoginLink,
     LogLine,
     MetricSeries,
@@ -61,7 +61,6 @@ from tpufleet.model.api_types import (
     TokenPage,
     TokenRotation,
     TokenRow,
-    UnarchiveRequest,
     UserPage,
 )
 from tpufleet.model.events import Event
@@ -312,21 +311,13 @@ class FleetClient:
         body = NewLink(resource=resource, expires_in=expires_in)
         return self._call("POST", f"/jobs/{job_segment(ref)}/links", SignedLink, body=body)
 
-    def delete_job_files(self, ref: str) -> None:
-        """Delete the result and the code of an ended job. It cannot be rerun afterwards."""
-        self._call("DELETE", f"/jobs/{job_segment(ref)}/files")
-
-    def archive(self, request: ArchiveRequest) -> tuple[JobRow, ...]:
-        """Leave ended jobs out of listings, or list which ones (dry run: the first 10,000)."""
-        rows: list[JobRow] = []
-        while True:
-            page = self._call("POST", "/archive", JobPage, body=request, timeout=_BULK_SECONDS)
-            rows += page.jobs
-            if page.next is None or request.dry_run:
-                return tuple(rows)
+    def archive(self, refs: Sequence[str]) -> tuple[JobRow, ...]:
+        """Leave ended jobs out of listings."""
+        body = JobSelection(jobs=tuple(refs))
+        return self._call("POST", "/archive", JobPage, body=body).jobs
 
     def unarchive(self, refs: Sequence[str]) -> tuple[JobRow, ...]:
-        body = UnarchiveRequest(jobs=tuple(refs))
+        body = JobSelection(jobs=tuple(refs))
         return self._call("POST", "/unarchive", JobPage, body=body).jobs
 
     def purge(self, request: PurgeRequest) -> PurgeReport:

@@ -403,32 +403,15 @@ class SecretNames(msgspec.Struct, frozen=True, kw_only=True):
     shared: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndedJobSelection:
-    """The jobs named, else all of the caller's that match; none that they were resumed or rerun
-    from."""
-
-    jobs: tuple[str, ...] = ()
-    states: frozenset[JobState] = frozenset()  # end states; empty: any
-    older_than: timedelta = timedelta(0)  # since they ended
-    all_owners: bool = False  # not only the caller's jobs
-    dry_run: bool = False
+class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
+    jobs: tuple[str, ...]  # references
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArchiveRequest(EndedJobSelection):
-    """Leave these jobs out of listings. Deletes nothing."""
-
-
-class UnarchiveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    jobs: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PurgeRequest(EndedJobSelection):
+class PurgeRequest(JobSelection, frozen=True, kw_only=True):
     """Delete the logs, results and code of these jobs."""
 
     checkpoints: bool = False  # delete checkpoints too
+    dry_run: bool = False
 
 
 class PurgedJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -447,7 +430,6 @@ class PurgedJob(msgspec.Struct, frozen=True, kw_only=True):
 class PurgeReport:
     jobs: tuple[PurgedJob, ...]
     code_size: int  # bytes of code that no other job uses
-    more: bool = False  # other jobs match too; the next request selects them
 
     @property
     def size(self) -> int:

@@ -33,7 +33,6 @@ class AuditAction(StrEnum):
     CANCEL_JOB = "job.cancel"
     RESUME_JOB = "job.resume"
     RERUN_JOB = "job.rerun"
-    DELETE_JOB_FILES = "job.delete-files"
     ARCHIVE_JOBS = "job.archive"
     UNARCHIVE_JOBS = "job.unarchive"
     PURGE_JOBS = "job.purge"

@@ -16,7 +16,8 @@ from tpufleet.policy.job_lineage import JobLineage
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.jobs import checkpoint_leases
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.jobs.lineages import lineages_of, pages
+from tpufleet.service.jobs.lineages import batches, lineages_of, pages
+from tpufleet.service.jobs.queries import BY_ID
 from tpufleet.service.operations import archiving
 from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import (
@@ -135,7 +136,7 @@ def _expired(
         expired = {
             job.id: lineage
             for lineage in lineages_of(context.store, page, JobQuery(archived=None))
-            if all(job.ended_at is not None and job.ended_at < before for job in lineage.jobs)
+            if lineage.ended_by(before)
             for job in lineage.jobs
             if job.id not in seen
         }
@@ -150,11 +151,9 @@ def _resumed_meanwhile(store: Store, lineage: JobLineage) -> bool:
 
 
 def _apply_to_code(context: CommandContext, files: JobFiles, age: timedelta | None) -> int:
-    if age is None:
-        return 0
-    request = PurgeRequest(older_than=age, all_owners=True, dry_run=False)
-    count, more = 0, True
-    while more:
-        report = archiving.purge(context, files, request, whole_lineages=True)
-        count, more = count + len(report.jobs), report.more
+    count = 0
+    for expired in _expired(context, FileKind.FILES, age):
+        for batch in batches(list(expired)):
+            request = PurgeRequest(jobs=tuple(f"{BY_ID}{job_id}" for job_id in batch))
+            count += len(archiving.purge(context, files, request).jobs)
     return count
