@@ -36,7 +36,7 @@ class SecretValues:
 
     def forget(self, owner: Owner, source: str) -> None:
         with self._lock:
-            if self._values.get(owner, {}).pop(source, None) is not None:
+            if owner in self._values and self._values[owner].pop(source, None) is not None:
                 self._redactor = None
 
     def forget_all(self, owner: Owner) -> None:
