@@ -478,6 +478,17 @@ def test_archive_hides_jobs_and_unarchive_lists_them_again(world, tpu):
     assert "job-1" in tpu.ok("archive", "undo", "job-1") and "job-1" in tpu.ok("jobs")
 
 
+def test_jobs_that_a_live_job_continues_are_archived_by_name_only(world, tpu):
+    for name in ("first", "other"):
+        world.submit(name)
+        world.end_job(name)
+    second = world.client().resume("first").id
+    world.end_job(second)
+    world.client().resume(second)
+    assert [row["id"] for row in tpu.json("archive", "--query", "state:ended")["jobs"]] == ["other"]
+    assert [row["id"] for row in tpu.json("archive", "first")["jobs"]] == ["first"]
+
+
 def test_all_archived_jobs_or_those_of_a_query_are_listed_again(world, tpu):
     for name in ("job-1", "job-2"):
         world.submit(name, name=name)

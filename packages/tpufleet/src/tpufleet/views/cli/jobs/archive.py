@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import JobRow, PurgedJob, PurgeReport, PurgeRequest
+from tpufleet.model.job.jobs import JobId
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.jobs.jobs import names_owner
@@ -38,12 +39,14 @@ _selection_options = output.options(
 def archive(jobs: tuple[str, ...], query: str | None, yes: bool) -> None:
     """Hide ended jobs from `tpu jobs`: each JOB, or all of yours that match. Nothing is deleted.
 
-    Without a JOB or a query it asks first. `tpu jobs is:archived` lists archived jobs,
-    `tpu archive undo` undoes it, `tpu archive purge` deletes files.
+    Without a JOB or a query it asks first. Jobs that a live one continues stay, unless they are
+    named. `tpu jobs is:archived` lists archived jobs, `tpu archive undo` undoes it,
+    `tpu archive purge` deletes files.
     """
+    _require_one_selection(jobs, query)
     rows: list[JobRow] = []
     with connection.connect() as client:
-        refs = _ended_jobs(client, jobs, query)
+        refs = jobs or _without_continued(client, _matching(client, query))
         if refs and not jobs and query is None:
             question = f"Archive all {text.counted(len(refs), 'ended job')} of yours?"
             output.confirm(question, yes or output.as_json())
@@ -117,9 +120,10 @@ def purge(
     job is purged too. Those in a location that a job chose itself are never deleted, and costs stay
     in `tpu cost`. Purged jobs cannot be resumed.
     """
+    _require_one_selection(jobs, query)
     with connection.connect() as client:
         report, deleted = NOTHING, NOTHING
-        for batch in _batches(_ended_jobs(client, jobs, query), JOBS_PER_REPORT):
+        for batch in _batches(jobs or list(_matching(client, query)), JOBS_PER_REPORT):
             request = PurgeRequest(jobs=tuple(batch), checkpoints=checkpoints, dry_run=True)
             report = _with_earlier(report, client.purge(request))
         if report.jobs and not output.as_json():
@@ -139,6 +143,11 @@ def purge(
         _show_summary(deleted, "deleted")
 
 
+def _require_one_selection(jobs: Sequence[str], query: str | None) -> None:
+    if jobs and query is not None:
+        raise BadInput("pass either job names or --query")
+
+
 NOTHING = PurgeReport(jobs=(), code_size=0)
 
 
@@ -146,14 +155,21 @@ def _with_earlier(report: PurgeReport, part: PurgeReport) -> PurgeReport:
     return PurgeReport(jobs=part.jobs + report.jobs, code_size=report.code_size + part.code_size)
 
 
-def _ended_jobs(client: FleetClient, jobs: Sequence[str], query: str | None) -> Sequence[str]:
-    """Those that are named, or match, newest first; of others only where the query says whose."""
-    if jobs and query is not None:
-        raise BadInput("pass either job names or --query")
-    if jobs:
-        return jobs
+def _matching(client: FleetClient, query: str | None) -> dict[JobId, JobId | None]:
+    """Ended jobs, newest first, with their parents; of others only where the query says whose."""
     owner = None if query and names_owner(query) else client.me().name
-    return [row.id for row in client.all_jobs(owner=owner, query=query, state="ended")]
+    return {row.id: row.parent for row in client.all_jobs(owner=owner, query=query, state="ended")}
+
+
+def _without_continued(client: FleetClient, ended: Mapping[JobId, JobId | None]) -> Sequence[JobId]:
+    """Those that no live job was resumed or run again from."""
+    continued = set()
+    for row in client.all_jobs(state="live"):
+        parent = row.parent
+        while parent in ended:
+            continued.add(parent)
+            parent = ended[parent]
+    return [job_id for job_id in ended if job_id not in continued]
 
 
 def _batches(refs: Sequence[str], size: int) -> Iterator[Sequence[str]]:
