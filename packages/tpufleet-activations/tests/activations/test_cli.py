@@ -349,14 +349,6 @@ def test_statistics_without_committed_units_say_so(tmp_path):
     assert code == 0 and "0 of 3 units" in text
 
 
-def test_stripe_counts_only_shards(tmp_path):
-    synthetic.extract(LocalFolder(tmp_path), synthetic.plan())
-    before = json.loads(tpu("stripe", tmp_path, "--json")[1])[0]
-    (tmp_path / "shards" / "notes.txt").write_text("not a shard")
-    after = json.loads(tpu("stripe", tmp_path, "--json")[1])[0]
-    assert (after["shards"], after["bytes"]) == (before["shards"], before["bytes"])
-
-
 def test_one_sample_and_one_unit_are_not_plural(tmp_path):
     synthetic.extract(LocalFolder(tmp_path), synthetic.plan(samples=1))
     assert "1 of 1 unit, 1 sample, " in tpu("verify", tmp_path)[1]

@@ -30,7 +30,6 @@ COMMANDS = {
     "stats": LazyCommand("Show statistics of each site.", f"{CLI}.dataset:stats"),
     "verify": LazyCommand("Check samples and checksums.", f"{CLI}.dataset:verify"),
     "repair": LazyCommand("Extract damaged units again.", f"{CLI}.dataset:repair"),
-    "stripe": LazyCommand("Divide shards among several disks.", f"{CLI}.dataset:stripe"),
     "export": LazyCommand("Export to Hugging Face datasets.", f"{CLI}.dataset:export"),
     "deploy": LazyCommand("Run a fleet of workers as jobs.", f"{CLI}.deploy:deploy"),
     "board": LazyCommand("Show that fleet.", f"{CLI}.deploy:board"),

@@ -27,7 +27,6 @@ from tpufleet_activations.pipeline import dataset_status
 
 if TYPE_CHECKING:
     from tpufleet_activations.io.datasets import Dataset
-    from tpufleet_activations.io.striped_folder import StripeStatus
     from tpufleet_activations.io.verification import VerificationReport
     from tpufleet_activations.pipeline.progress_meter import Meter
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 WRITE_MODES = {
     "direct": "direct writes (O_DIRECT)",
     "buffered": "buffered writes",
-    "mixed": "direct writes (O_DIRECT) to some disks",
     "upload": "uploads from memory",
 }
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
@@ -131,24 +129,6 @@ def show_interrupted(
 def show_resume(ended: str, out: str) -> None:
     resume = extract_command("run", out)
     click.echo(f"\n{ended}; committed units are kept. Resume with {resume}", err=True)
-
-
-def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
-    if as_json:
-        print_json([{**asdict(stripe), "folder": str(stripe.folder)} for stripe in stripes])
-        return
-    rows = [
-        (str(stripe.folder), "missing", "", "")
-        if stripe.missing
-        else (
-            str(stripe.folder),
-            f"{stripe.shards:,}",
-            format_bytes(stripe.bytes),
-            format_bytes(stripe.free),
-        )
-        for stripe in stripes
-    ]
-    print_table(("FOLDER", "SHARDS", "STORED", "FREE"), rows)
 
 
 def show_start(plan: plans.ExtractionPlan, model: str) -> None:

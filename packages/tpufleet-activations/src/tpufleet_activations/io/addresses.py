@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, install_command
 from tpufleet.runtime.bucket_urls import split_bucket_url
 from tpufleet_activations.io.storage import LocalFolder, Storage
-from tpufleet_activations.io.striped_folder import StripedFolder, is_striped
 
 
 def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
@@ -36,16 +34,7 @@ def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
     folder = LocalFolder(f"/{name.lstrip('/')}" if scheme else url, disk)
     if folder.path.is_file():
         raise _unsupported(url, "a file")
-    return StripedFolder(folder.path, disk) if is_striped(folder) else folder
-
-
-def local_folder(url: str) -> LocalFolder:
-    """The folder of a dataset, which may have others. Buckets have none."""
-    bucket = urlsplit(url).scheme not in ("", "file")
-    storage = None if bucket else open_storage(url)
-    if not isinstance(storage, LocalFolder):
-        raise _unsupported(url, "a bucket, which has no disks")
-    return storage
+    return folder
 
 
 def _unsupported(url: object, reason: str) -> BadInput:

@@ -21,7 +21,7 @@ from tpufleet_activations.formatting import extract_command
 from tpufleet_activations.io import dtypes, scattered_reads, shards, site_statistics, zstd_shards
 from tpufleet_activations.io.aligned_memory import MemoryPool
 from tpufleet_activations.io.site_statistics import SiteStatistics
-from tpufleet_activations.io.storage import DiskMissing, Storage, read_exactly
+from tpufleet_activations.io.storage import Storage, read_exactly
 
 MAPPED_FROM = 128 << 10  # smaller reads are faster as a copy than as a map
 
@@ -308,8 +308,6 @@ class Dataset:
         """A shard that is gone is reported with the command that finds all such shards."""
         try:
             yield
-        except DiskMissing:
-            raise
         except NotFound as error:
             raise NotFound(f"{error}; run {extract_command('verify', self.storage.url)}") from error
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary
+from tpufleet.errors import BadInput, FleetError, Permanent, Temporary
 from tpufleet.runtime import filesystem
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
 from tpufleet_activations.formatting import extract_command
@@ -89,10 +89,6 @@ class DiskUnusable(FleetError, Permanent):
     """The disk of a dataset cannot be written."""
 
 
-class DiskMissing(NotFound):
-    """A disk with shards is not mounted, or lost. The message says what to do."""
-
-
 @contextmanager
 def translate_disk_errors(storage: Storage, resume: str = "") -> Iterator[None]:
     """Turn a full or unwritable disk into an error that names it and says how to go on: by default
@@ -106,9 +102,7 @@ def translate_disk_errors(storage: Storage, resume: str = "") -> Iterator[None]:
         )
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             if isinstance(storage, LocalFolder):
-                where = storage.fullest_disk()
-                disk = f", or add a disk with {extract_command('stripe', storage.url, 'FOLDER')}"
-                hint = disk if runs else ""
+                where, hint = storage.path, ""
             else:
                 where, hint = _staging(storage), ", or set TMPDIR to a folder on a larger disk"
             free = shutil.disk_usage(_nearest_existing(where)).free
@@ -233,10 +227,6 @@ class LocalFolder(FolderStore):
 
     def staging(self) -> Path:
         return self._staging.path
-
-    def fullest_disk(self) -> Path:
-        """The folder whose disk has the least space left, of those that hold the dataset."""
-        return self.path
 
     def _existing(self, name: str) -> Path:
         path = self.path / name
