@@ -258,7 +258,6 @@ def run_worker(
     model_folder: Path,
     peak: float | None = 1e30,
     kernel: str | None = None,
-    sums_rows: bool | None = None,
     mesh: Mapping[str, int] | None = None,
     **options,
 ) -> Meter:
@@ -272,7 +271,6 @@ def run_worker(
         mesh_sizes=mesh,
         devices=jax.devices()[: math.prod((mesh or {}).values())],
         kernel=kernel,
-        sums_rows=sums_rows,
     )
     units = Units(folder, count=plan.units, worker="w")
     worker = workers.Worker(
@@ -288,25 +286,21 @@ def run_worker(
 
 
 @pytest.mark.parametrize(
-    "compression, batching, kernel, sums_rows",
+    "compression, batching, kernel",
     [
-        pytest.param("none", "bucket", None, False, marks=pytest.mark.slow),
-        pytest.param("none", "bucket", None, True, marks=pytest.mark.slow),
-        pytest.param("zstd", "bucket", None, False, marks=pytest.mark.slow),
-        pytest.param("none", "auto", "varlen", False, marks=pytest.mark.slow),
-        ("none", "auto", "varlen", True),
+        pytest.param("none", "bucket", None, marks=pytest.mark.slow),
+        pytest.param("zstd", "bucket", None, marks=pytest.mark.slow),
+        ("none", "auto", "varlen"),
     ],
 )
 def test_units_that_share_batches_have_the_same_files_as_alone(
-    make, model_folder, compression, batching, kernel, sums_rows
+    make, model_folder, compression, batching, kernel
 ):
     """Fewer batches are incomplete, and nothing that is stored changes."""
     runs = {}
     for most in (1, 3, 64):
         folder = make(f"{most}-units", unit_samples=2, compression=compression, batching=batching)
-        meter = run_worker(
-            folder, model_folder, kernel=kernel, sums_rows=sums_rows, shared_units=most
-        )
+        meter = run_worker(folder, model_folder, kernel=kernel, shared_units=most)
         assert verification.verify(folder).intact
         # Compressed frames follow the batches; what they contain does not.
         files = (
@@ -321,68 +315,6 @@ def test_units_that_share_batches_have_the_same_files_as_alone(
     assert runs[64][0].batches < runs[3][0].batches < runs[1][0].batches
     # One program for each length, however the units are grouped.
     assert len({meter.programs for meter, _ in runs.values()}) == 1
-
-
-@pytest.mark.parametrize(
-    "dtype, keep, batching, kernel, mesh",
-    [
-        pytest.param("bf16", "all", "bucket", None, None, marks=pytest.mark.slow),
-        pytest.param("f16", "last", "bucket", None, None, marks=pytest.mark.slow),
-        pytest.param("int8", "all", "bucket", None, None, marks=pytest.mark.slow),
-        pytest.param("f32", "all", "pack", None, None, marks=pytest.mark.slow),
-        ("bf16", "no-special", "auto", "varlen", None),
-        pytest.param(
-            "bf16", "all", "bucket", None, {"data": 2, "tensor": 2}, marks=pytest.mark.slow
-        ),
-        pytest.param("bf16", "all", "auto", "varlen", {"data": 2}, marks=pytest.mark.slow),
-    ],
-)
-def test_statistics_by_the_devices_are_those_by_the_host(
-    make, model_folder, dtype, keep, batching, kernel, mesh
-):
-    """Long samples and short ones, in units that share batches, and sites of several layers."""
-    found = {}
-    for sums_rows in (True, False):
-        folder = make(
-            f"{sums_rows}",
-            dtype=dtype,
-            keep=keep,
-            batching=batching,
-            max_length=200,
-            choices=["resid_post.*", "mlp_hidden.1"],
-            batch_tokens=1024,
-        )
-        run_worker(folder, model_folder, kernel=kernel, sums_rows=sums_rows, mesh=mesh)
-        dataset = datasets.Dataset(folder)
-        means = {site: dataset.mean(site) for site in dataset.sites}
-        found[sums_rows] = contents(folder), dataset.statistics(), means
-    (stored, by_devices, means), (expected, by_host, host_means) = found[True], found[False]
-    assert stored == expected
-    for site, statistics in by_devices.items():
-        assert statistics.to_json() == pytest.approx(by_host[site].to_json(), rel=1e-5, abs=1e-6)
-        np.testing.assert_allclose(means[site], host_means[site], rtol=1e-4, atol=1e-6)
-
-
-def test_values_that_are_not_finite_are_counted_by_the_devices(make, tmp_path, model_folder):
-    large = tmp_path / "large-model"
-    shutil.copytree(model_folder, large)
-    weights = load_file(large / "model.safetensors")
-    weights["model.embed_tokens.weight"][7, :2] = np.inf
-    save_file(weights, large / "model.safetensors")
-    (tmp_path / "tokens.jsonl").write_text(
-        "\n".join(json.dumps({"tokens": [1, 2, 7, 3]}) for _ in range(5))
-    )
-    data = {"kind": "jsonl", "path": str(tmp_path / "tokens.jsonl")}
-    planned = {"model": str(large), "data": data, "choices": ["resid_pre.0"], "compute": "f32"}
-    found = []
-    for sums_rows in (True, False):
-        folder = LocalFolder(tmp_path / f"nonfinite-{sums_rows}")
-        plans.write(folder, planning.make_plan(**planned, dtype="bf16", unit_samples=2))
-        run_worker(folder, large, sums_rows=sums_rows)
-        [statistics] = datasets.Dataset(folder).statistics().values()
-        found.append(statistics)
-    assert (found[0].rows, found[0].finite_rows, found[0].nonfinite) == (20, 15, 10)
-    assert found[0].to_json() == pytest.approx(found[1].to_json(), rel=1e-5)
 
 
 def test_small_units_share_batches_on_slow_devices_too(make, model_folder):

@@ -40,7 +40,7 @@ def show(out: str, sample: int, as_json: bool) -> None:
 def stats(out: str, as_json: bool) -> None:
     """Show statistics of each site: mean, norm, largest value, values that are not finite.
 
-    They were gathered while the activations were written; nothing is read but the records.
+    They are of 65,536 rows spread over the dataset, or of all if there are fewer.
     """
     output.show_statistics(datasets.open_dataset(out), as_json=as_json)
 

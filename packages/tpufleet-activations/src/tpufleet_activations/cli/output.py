@@ -315,20 +315,16 @@ def show_sample(dataset: Dataset, sample: int, *, as_json: bool) -> None:
 
 
 def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
-    found = dataset.statistics()
+    from tpufleet_activations.io.site_statistics import site_statistics
+
+    found = {site: site_statistics(dataset, site) for site in dataset.sites}
     if as_json:
-        unknown = dict.fromkeys(("mean", "norm", "max"))  # of no rows
-        bodies = {
-            site: value.to_json() | ({} if value.finite_rows else unknown)
-            for site, value in found.items()
-        }
-        print_json(bodies)
+        print_json({site: value.to_json() for site, value in found.items()})
         return
     table = []
     for site, value in found.items():
-        numbers = (f"{value.mean:+.4g}", f"{value.norm:.4g}", f"{value.max:.4g}")
-        shown = numbers if value.finite_rows else ("-", "-", "-")
-        table.append((site, f"{value.rows:,}", *shown, f"{value.nonfinite:,}"))
+        numbers = ("-" if n is None else f"{n:.4g}" for n in (value.mean, value.norm, value.max))
+        table.append((site, f"{value.rows:,}", *numbers, f"{value.nonfinite:,}"))
     print_table(("SITE", "ROWS", "MEAN", "NORM", "MAX", "NON-FINITE"), table)
     if not dataset.complete:
         click.echo(f"{len(dataset.commits):,} of {dataset.plan.units:,} units", err=True)

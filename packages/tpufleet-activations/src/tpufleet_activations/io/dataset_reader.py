@@ -18,9 +18,8 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime.units import Commit, DamagedRecord, Units
 from tpufleet_activations import plans
 from tpufleet_activations.formatting import extract_command
-from tpufleet_activations.io import dtypes, scattered_reads, shards, site_statistics, zstd_shards
+from tpufleet_activations.io import dtypes, scattered_reads, shards, zstd_shards
 from tpufleet_activations.io.aligned_memory import MemoryPool
-from tpufleet_activations.io.site_statistics import SiteStatistics
 from tpufleet_activations.io.storage import Storage, read_exactly
 
 MAPPED_FROM = 128 << 10  # smaller reads are faster as a copy than as a map
@@ -127,32 +126,6 @@ class Dataset:
         for reason in self.damaged.values():
             raise DamagedRecord(reason)
 
-    def statistics(self) -> dict[str, SiteStatistics]:
-        """Of each site, over the rows committed so far."""
-        self.check_records()
-        files = [file for unit in self.commits for file in self.files(unit)]
-        return {
-            site: site_statistics.combine(
-                SiteStatistics(**file.statistics[site]) for file in files if site in file.statistics
-            )
-            for site in self.sites
-        }
-
-    def mean(self, site: str) -> np.ndarray:
-        """The mean of each dimension of a site [width], over the rows committed so far."""
-        if site not in self.plan.sites:
-            raise self.missing_site_error(site)
-        self.check_records()
-        total, rows = np.zeros(self.plan.widths[site]), 0
-        for unit in self.commits:
-            for file in self.files(unit):
-                if finite := file.statistics.get(site, {}).get("finite_rows", 0):
-                    mean = self._raw(file, site + shards.MEAN, 0, self.plan.widths[site])
-                    total, rows = total + finite * mean.astype(np.float64), rows + finite
-        if not rows:
-            raise NotFound(f"no rows of {site} are committed yet")
-        return (total / rows).astype(np.float32)
-
     def missing_site_error(self, site: str) -> NotFound:
         stored = ", ".join(self.plan.sites)
         return NotFound(f"site {site} is not in the dataset; stored sites: {stored}")
@@ -212,6 +185,14 @@ class Dataset:
 
     def row_count(self, unit: int, file: int) -> int:
         return self.files(unit)[file].tensors[shards.TOKENS].shape[0]
+
+    @property
+    def total_rows(self) -> int:
+        return sum(
+            self.row_count(unit, file)
+            for unit in self.commits
+            for file in range(len(self.files(unit)))
+        )
 
     def blocks(self, height: int) -> Iterator[RowSpan]:
         """All rows, so many at a time."""

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.io import export_folder, shards
+from tpufleet_activations.io import dtypes, export_folder, shards
 from tpufleet_activations.io.datasets import Dataset
-from tpufleet_activations.io.site_statistics import as_float32
 from tpufleet_activations.io.storage import Storage
 
 # Uncompressed float32 values, the sizes that the hub recommends for files and row groups.
@@ -64,7 +63,7 @@ def export_parquet(
     README is written last."""
     names = select_sites(dataset, sites)
     dataset.check_records()
-    rows = sum(block.height for block in dataset.blocks(1 << 62))
+    rows = dataset.total_rows
     if not rows:
         raise BadInput("no samples are committed yet; run `tpu extract run` first")
     export_folder.take(target, dataset.plan, "hf")
@@ -139,7 +138,7 @@ def _tables(
             pa.array(dataset.row_labels(unit, file, start, stop, shards.TOKENS), pa.int32()),
         ]
         for name in names:
-            values = as_float32(dataset.rows(unit, file, name, start, stop))
+            values = dtypes.as_float32(dataset.rows(unit, file, name, start, stop))
             flat = pa.array(np.ascontiguousarray(values).reshape(-1), pa.float32())
             columns.append(pa.FixedSizeListArray.from_arrays(flat, dataset.plan.widths[name]))
         yield pa.Table.from_arrays(columns, schema=schema)

@@ -25,10 +25,9 @@ from tpufleet.runtime.units import Claim, Units
 from tpufleet_activations import plans
 from tpufleet_activations.inputs.contexts import Context
 from tpufleet_activations.io import shard_writer, unit_writer
-from tpufleet_activations.io.site_statistics import TileSums
 from tpufleet_activations.io.storage import Storage
 from tpufleet_activations.model import engines
-from tpufleet_activations.pipeline import batches, calibration, preparation, stages, stored_tiles
+from tpufleet_activations.pipeline import batches, calibration, preparation, stages
 from tpufleet_activations.pipeline.gangs import Coordinator
 from tpufleet_activations.pipeline.locations import Locations
 from tpufleet_activations.pipeline.progress_meter import Meter
@@ -288,7 +287,6 @@ class Worker:
             varlen=self._engine.varlen,
             fill=self._coordinator.parts > 1,
             batch_tokens=self._batch_tokens(),
-            sums_rows=self._engine.sums_rows,
         )
         return _Group(tuple(claim for claim, _ in items), prepared)
 
@@ -444,17 +442,8 @@ def _append(
     """Append a block's rows to the shards of the units that they belong to."""
     height = next(iter(block.values.values())).shape[0]
     rows = range(block.first_row, block.first_row + height)
-    contexts = prepared.contexts
     own = [span for span in batch.spans if span.row in rows]
     units = [bisect_right(prepared.first_contexts, span.sample) - 1 for span in own]
-    if block.sums:
-        number, counts = stored_tiles.tile_rows(own, contexts).T
-        tile_units = np.array(units)[number]
-        for unit in set(units):
-            tiles = np.flatnonzero(tile_units == unit)
-            for name, sums in block.sums.items():
-                known = TileSums(rows=counts, totals=sums.totals, figures=sums.figures)
-                writers[unit].add_sums(name, known[tiles])
     by_unit: dict[int, list[batches.SampleSpan]] = {}
     for unit, span in zip(units, own, strict=True):
         by_unit.setdefault(unit, []).append(span)
