@@ -18,7 +18,6 @@ from tpufleet_activations.io import datasets, verification
 from tpufleet_activations.io.storage import LocalFolder
 from tpufleet_activations.pipeline import planning
 from tpufleet_migration.activations import importer, pickle_shards, stream_status
-from tpufleet_migration.activations.arc import stream_manifests
 
 PICKLE = ("--format", "pickle")
 
@@ -394,9 +393,6 @@ def test_the_manifest_has_the_progress_of_each_stream(tmp_path, model_folder):
     assert [entries[n]["status"] for n in "012"] == ["completed", "in_progress", "completed"]
     assert entries["0"]["pod_id"] == "pod-1" and entries["0"]["completed_at"]
     assert entries["1"]["started_at"] and entries["1"]["completed_at"] is None
-    (tmp_path / "manifest.json").write_text(text)
-    again = stream_manifests.stream_files(tmp_path / "manifest.json", skip_completed=True)
-    assert [path.name for path in again] == ["stream_001.jsonl"]
 
 
 def test_an_export_that_cannot_pad_its_samples_leaves_nothing(tmp_path):
