@@ -344,15 +344,13 @@ def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
     show_problems(report)
     for label, names in (
         ("leftover, harmless", report.leftovers),
-        ("replaced by repair", report.replaced),
         ("not committed yet", report.uncommitted),
         ("foreign, kept", report.foreign),
     ):
         for name in names:
             click.echo(f"  {label}: {name}")
-    if report.intact and report.replaced:
-        sweep = extract_command("verify", "--sweep", out)
-        click.echo(f"delete the replaced shards with {sweep}")
+    if report.intact and report.leftovers:
+        click.echo(f"delete leftovers with {extract_command('verify', '--sweep', out)}")
     damaged, absent = len(report.bad_units), report.units - report.committed
     next_step = extract_command("repair" if damaged else "run", out)
     checksums = "all match" if report.checksums else "not checked"
