@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tpufleet.errors import Conflict, FleetError, NotFound
+from tpufleet.errors import Conflict, NotFound
 from tpufleet.runtime.object_store import ObjectStore
 from tpufleet.runtime.units import Commit
 from tpufleet_activations.input_errors import unreadable
@@ -98,15 +98,6 @@ def load(objects: ObjectStore) -> ExtractionPlan:
         objects.names(PLAN_FILE)  # raises if there is no such bucket
         location = getattr(objects, "url", "this folder")
         raise NotFound(f"{location} has no plan.json; create one with `tpu extract plan`") from None
-
-
-def holds_dataset(objects: ObjectStore) -> bool:
-    """Whether it is a folder of a dataset, by what only tpufleet writes. False where it cannot be
-    read, as parents of folders often cannot."""
-    try:
-        return "unit_samples" in json.loads(objects.read(PLAN_FILE))
-    except (FleetError, OSError, ValueError, TypeError):
-        return False  # there is none, or one of another program
 
 
 def check_free(objects: ObjectStore) -> None:

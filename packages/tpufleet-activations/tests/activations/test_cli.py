@@ -423,7 +423,7 @@ def interrupted_while_reading(path: Path):
     [
         (["verify", "acts"], "the dataset is unchanged"),
         (["stats", "acts"], "the dataset is unchanged"),
-        (["export", "acts", "target"], "incomplete; run the same command again"),
+        (["export", "acts", "target"], "incomplete; delete its folder"),
         (
             ["plan", "acts", "--model", "acts", "--data", "acts/plan.json", "--kind", "jsonl"],
             "again",

@@ -117,18 +117,6 @@ def test_an_export_has_every_row_with_its_labels(folder, tmp_path):
     assert not list((tmp_path / "hf").glob(".staging/*/*.parquet"))
 
 
-def test_an_export_replaces_an_earlier_one(folder, tmp_path):
-    synthetic.extract(folder, synthetic.plan(samples=11))
-    target = LocalFolder(tmp_path / "hf")
-    dataset = datasets.Dataset(folder)
-    parquet_export.export_parquet(dataset, target, file_bytes=2_000)
-    (tmp_path / "hf" / "data" / "notes.txt").write_text("of a person")
-    summary = parquet_export.export_parquet(dataset, target)
-    assert target.names("data/") == ["data/notes.txt", "data/train-00000-of-00001.parquet"]
-    (tmp_path / "hf" / "data" / "notes.txt").unlink()
-    assert len(exported_rows(target)) == summary["rows"]
-
-
 def test_hugging_face_datasets_reads_an_export(folder, tmp_path):
     hf = pytest.importorskip("datasets", reason="pip install datasets")
     synthetic.extract(folder, synthetic.plan(samples=5))

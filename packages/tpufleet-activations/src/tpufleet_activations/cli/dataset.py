@@ -136,7 +136,7 @@ def export(out: str, folder: str, site: str | None) -> None:
     )
 
 
-EXPORT_AGAIN = "the export is incomplete; run it again, which replaces its files"
+EXPORT_AGAIN = "the export is incomplete; delete its folder, and export again"
 
 
 def _use_of_export(folder: str) -> str:

@@ -39,7 +39,7 @@ UNCHANGED = "the dataset is unchanged"
 AGAIN = "the result is incomplete; run the same command again"
 STATE_AFTER_INTERRUPT = {
     "plan": AGAIN,
-    "export": AGAIN,
+    "export": "the export is incomplete; delete its folder, and export again",
     "import": AGAIN,
     "streams": AGAIN,
     "verify": UNCHANGED,

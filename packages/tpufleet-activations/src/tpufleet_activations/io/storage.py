@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from tpufleet.errors import BadInput, FleetError, Permanent, Temporary
+from tpufleet.errors import BadInput, Conflict, FleetError, Permanent, Temporary
 from tpufleet.runtime import filesystem
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
 from tpufleet_activations.formatting import extract_command
@@ -79,6 +79,12 @@ def read_exactly(storage: Storage, name: str, start: int, size: int) -> bytes:
         f"{storage.url}/{name}: {len(data):,} of {size:,} bytes from {start:,} on were read, "
         f"{READ_TRIES} times; run the command again"
     )
+
+
+def check_empty(target: Storage) -> None:
+    """Raise if what is exported to a folder would mix with other files."""
+    if names := target.names(""):
+        raise Conflict(f"{target.url} holds {names[0]}; delete it, or choose an empty folder")
 
 
 class DiskFull(FleetError, Temporary):
