@@ -44,14 +44,11 @@ def assert_labels_equal_contents(folder, wanted):
         for site in synthetic.SITES:
             stored = dataset.read(sample, site).astype(np.float64)
             expected = synthetic.values(sample, site)
-            if wanted.dtype == "int8":
-                np.testing.assert_allclose(stored, expected, atol=0.26)
-            else:
-                np.testing.assert_array_equal(stored, expected)
+            np.testing.assert_array_equal(stored, expected)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "int8"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_every_sample_is_read_back_as_stored(folder, dtype, compression):
     wanted = synthetic.plan(samples=11, dtype=dtype, compression=compression)
     synthetic.extract(folder, wanted)
@@ -295,7 +292,7 @@ def test_a_shuffled_stream_resumes_at_any_batch(folder, batch, together):
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-@pytest.mark.parametrize("dtype", ["bf16", "f32", "int8"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_rows_are_the_same_however_they_are_read(folder, dtype, compression):
     """Straight from files, or decompressed and converted first; in whatever batches."""
     wanted = synthetic.plan(samples=40, unit_samples=7, dtype=dtype, compression=compression)

@@ -23,7 +23,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from tests.activations.test_decoder import QWEN
 from tests.activations.test_decoder import run as forward_pass
@@ -182,19 +181,15 @@ def test_stored_formats_are_within_their_error_bounds(make):
     exact = make("f32")
     extraction.run(exact, settings())
     truth = datasets.Dataset(exact)
-    for dtype, compression, tolerance in [
-        ("bf16", "zstd", 0.01),
-        ("f16", "none", 0.001),
-        ("int8", "none", 0.02),
-    ]:
-        folder = make(f"{dtype}-{compression}", dtype=dtype, compression=compression)
+    for compression in ("none", "zstd"):
+        folder = make(f"bf16-{compression}", dtype="bf16", compression=compression)
         extraction.run(folder, settings())
         assert verification.verify(folder).intact
         stored = datasets.Dataset(folder)
         for site in truth.sites:
             want = np.concatenate([truth.read(n, site) for n in truth])
             have = np.concatenate([stored.read(n, site) for n in stored]).astype(np.float32)
-            assert np.linalg.norm(have - want) < tolerance * np.linalg.norm(want)
+            assert np.linalg.norm(have - want) < 0.01 * np.linalg.norm(want)
 
 
 class Killed(BaseException):
@@ -377,27 +372,6 @@ def test_a_full_or_broken_disk_ends_a_run_with_a_message(
         extraction.run(Broken(folder.path), settings())
     extraction.run(folder, settings(lease=timedelta(seconds=0.1)))
     assert verification.verify(folder).intact
-
-
-def test_an_overflow_of_f16_is_refused_and_not_stored(make, tmp_path, model_folder):
-    large = tmp_path / "large-model"
-    shutil.copytree(model_folder, large)
-    weights = load_file(large / "model.safetensors")
-    weights["model.embed_tokens.weight"][7] *= 1e8
-    save_file(weights, large / "model.safetensors")
-    folder = LocalFolder(tmp_path / "f16")
-    lines = [{"tokens": [1, 2, 3]}] * 4 + [{"tokens": [1, 7]}] + [{"tokens": [4]}] * 3
-    (tmp_path / "tokens.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    data = {"kind": "jsonl", "path": str(tmp_path / "tokens.jsonl")}
-    planned = {"model": str(large), "data": data, "choices": ["resid_post.0"], "compute": "f32"}
-    plans.write(folder, planning.make_plan(**planned, dtype="f16", unit_samples=2))
-    with pytest.raises(BadInput, match=r"sample 4 .*resid_post\.0 .*float16.*--dtype bf16"):
-        extraction.run(folder, settings())
-    assert 2 not in datasets.Dataset(folder).commits
-    wide = LocalFolder(tmp_path / "bf16")
-    plans.write(wide, planning.make_plan(**planned, dtype="bf16", unit_samples=2))
-    extraction.run(wide, settings())
-    assert np.isfinite(datasets.Dataset(wide).read(4, "resid_post.0").astype(np.float32)).all()
 
 
 def test_changed_data_is_rejected(make, tmp_path):

@@ -60,7 +60,7 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples")
 @click.option("--tokenizer", help="Location of the tokenizer, if not in the model folder.")
 @click.option(
     "--dtype",
-    type=click.Choice(["bf16", "f16", "f32", "int8"]),
+    type=click.Choice(["bf16", "f32"]),
     default="bf16",
     show_default=True,
     help="Data type of stored activations.",

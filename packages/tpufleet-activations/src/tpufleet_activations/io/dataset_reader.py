@@ -98,7 +98,7 @@ class Dataset:
             yield from self.plan.sample_range(unit)
 
     def read(self, sample: int, site: str) -> np.ndarray:
-        """One sample's activations [tokens, width] as stored; int8 is converted to float32."""
+        """One sample's activations [tokens, width] as stored."""
         if site not in self.plan.sites:
             raise self.missing_site_error(site)
         return _joined(
@@ -142,21 +142,15 @@ class Dataset:
             self._raw(shard, shards.METADATA, 0, shard.tensors[shards.METADATA].shape[0]).tobytes()
         )
 
-    def rows(self, unit: int, file: int, site: str, start: int, stop: int) -> np.ndarray:
-        shard = self.files(unit)[file]
-        values = self._raw(shard, site, start, stop)
-        if self.plan.dtype != "int8":
-            return values
-        return (
-            values.astype(np.float32) * self._raw(shard, site + shards.SCALE, start, stop)[:, None]
-        )
+    def rows(self, unit: int, file: int, name: str, start: int, stop: int) -> np.ndarray:
+        """Of a site, or of `shards.TOKENS` or `shards.POSITIONS`."""
+        return self._raw(self.files(unit)[file], name, start, stop)
 
     def read_rows_to(self, unit: int, file: int, site: str, start: int, rows: np.ndarray) -> bool:
         """Read consecutive rows, each to its address: `rows` are `scattered_reads.row_vectors`.
         False, and nothing is read, where they are not plain bytes of a local file."""
         shard = self.files(unit)[file]
-        plain = self._local and site not in shard.uncompressed and scattered_reads.AVAILABLE
-        if self.plan.dtype == "int8" or not plain:
+        if not (self._local and scattered_reads.AVAILABLE) or site in shard.uncompressed:
             return False
         tensor, opened = shard.tensors[site], self._file(shard.name)
         row_bytes = tensor.row_bytes
@@ -164,19 +158,6 @@ class Dataset:
         if not scattered_reads.read_rows(opened.fileno(), offset, row_bytes, rows):
             raise self._truncated(shard)
         return True
-
-    @property
-    def row_dtype(self) -> np.dtype:
-        """Of what `rows` and `read` return."""
-        return (
-            np.dtype(np.float32)
-            if self.plan.dtype == "int8"
-            else dtypes.stored_dtype(self.plan.dtype)
-        )
-
-    def row_labels(self, unit: int, file: int, start: int, stop: int, name: str) -> np.ndarray:
-        """Of `shards.TOKENS` or `shards.POSITIONS`."""
-        return self._raw(self.files(unit)[file], name, start, stop)
 
     def row_samples(self, unit: int, file: int, start: int, stop: int) -> np.ndarray:
         """The sample that each row belongs to."""

@@ -27,8 +27,8 @@ NUMPY_DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
-# The dtypes of a plan; each int8 row has one float32 scale.
-STORED_DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32", "int8": "I8"}
+# The dtypes of a plan.
+STORED_DTYPES = {"bf16": "BF16", "f32": "F32"}
 
 
 # The dtypes of a forward pass.
@@ -55,5 +55,5 @@ def as_float32(values: np.ndarray) -> np.ndarray:
 
 
 def bytes_per_row(width: int, name: str) -> int:
-    """Bytes of one token's vector, including its scale."""
-    return width * stored_dtype(name).itemsize + (4 if name == "int8" else 0)
+    """Bytes of one token's vector."""
+    return width * stored_dtype(name).itemsize

@@ -127,8 +127,8 @@ def _tables(
         columns = [
             pa.array(samples, pa.int64()),
             pa.array([ids[sample] for sample in samples.tolist()], pa.string()),
-            pa.array(dataset.row_labels(unit, file, start, stop, shards.POSITIONS), pa.int32()),
-            pa.array(dataset.row_labels(unit, file, start, stop, shards.TOKENS), pa.int32()),
+            pa.array(dataset.rows(unit, file, shards.POSITIONS, start, stop), pa.int32()),
+            pa.array(dataset.rows(unit, file, shards.TOKENS, start, stop), pa.int32()),
         ]
         for name in names:
             values = dtypes.as_float32(dataset.rows(unit, file, name, start, stop))

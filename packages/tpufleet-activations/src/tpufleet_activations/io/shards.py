@@ -30,7 +30,6 @@ DIRECT_BLOCK = 4096
 # Names of the tensors of a shard besides those of the sites.
 SAMPLE_INDEX, SAMPLE_ROWS = "sample_index", "sample_rows"
 TOKENS, POSITIONS, METADATA = "tokens", "positions", "samples.json"
-SCALE = ".scale"  # suffix: the float32 scales of an int8 site
 
 
 FOLDER = "shards/"

@@ -200,8 +200,6 @@ def _tensors(
     ]
     for site in plan.sites:
         tensors.append(shards.Tensor(name=site, dtype=stored, shape=(rows, plan.widths[site])))
-        if plan.dtype == "int8":
-            tensors.append(shards.Tensor(name=site + shards.SCALE, dtype="F32", shape=(rows,)))
     return tensors
 
 

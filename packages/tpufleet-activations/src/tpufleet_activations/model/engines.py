@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 from tpufleet.errors import BadInput, install_command
 from tpufleet_activations.daemon_threads import DaemonThreads
 from tpufleet_activations.io import dtypes
-from tpufleet_activations.io.shards import SCALE
 from tpufleet_activations.model import (
     architectures,
     decoder,
@@ -232,19 +231,13 @@ class Engine:
         return [by_device[device] for _, device in self._own_parts()]
 
     def _fetch(self, shards: list[list[jax.Array]]) -> list[OutputBlock]:
-        """`shards` of the outputs: all stacks, with their scales."""
         names = self.forward.output_sites
         to_numpy = host_memory.view if self._in_place else np.asarray
         blocks = []
         for part, (number, _) in enumerate(self._own_parts()):
             values: dict[str, np.ndarray] = {}
-            arrays = iter([to_numpy(stack[part]) for stack in shards])
-            for group in names:
-                stack = next(arrays)
-                values.update((name, stack[n]) for n, name in enumerate(group))
-                if self.forward.dtype == "int8":
-                    scales = next(arrays)
-                    values.update((name + SCALE, scales[n]) for n, name in enumerate(group))
+            for group, stack in zip(names, shards, strict=True):
+                values.update(zip(group, to_numpy(stack[part]), strict=True))
             height = next(iter(values.values())).shape[0]
             blocks.append(OutputBlock(number * height, values))
         return blocks
