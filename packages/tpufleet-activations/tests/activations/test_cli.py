@@ -919,16 +919,15 @@ def test_a_run_says_which_model_it_loads(tmp_path, model_folder):
     assert code == 0 and f"1 sample in 1 unit; loading {tmp_path / 'moved'} and" in text, text
 
 
-@pytest.mark.parametrize("writes", ["auto", "buffered"])
-def test_a_run_of_a_complete_dataset_on_a_read_only_disk_has_nothing_to_do(small_disk, writes):
+def test_a_run_of_a_complete_dataset_on_a_read_only_disk_has_nothing_to_do(small_disk):
     out = small_disk.folder / "acts"
     plan = synthetic.plan(samples=4)
     synthetic.extract(LocalFolder(out), plan)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk.folder)], check=True)
-    code, text = tpu("run", out, "--disk", writes)
+    code, text = tpu("run", out)
     assert code == 0, text
     assert f"{out} is already complete: 4 samples in {plan.units} unit" in text
-    code, text = tpu("run", out, "--disk", writes, "--json", "--quiet")
+    code, text = tpu("run", out, "--json", "--quiet")
     assert code == 0 and json.loads(text)["samples"] == 4
 
 
@@ -936,5 +935,5 @@ def test_a_run_of_an_incomplete_dataset_on_a_read_only_disk_fails(small_disk):
     out = small_disk.folder / "acts"
     plans.write(LocalFolder(out), synthetic.plan(samples=4))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk.folder)], check=True)
-    code, text = tpu("run", out, "--disk", "buffered")
+    code, text = tpu("run", out)
     assert code == 1 and "cannot read or write" in text and "Read-only" in text

@@ -557,12 +557,11 @@ def test_progress_has_the_bottleneck_and_the_time_left(make):
     seen = []
     meter = extraction.run(make("p"), settings(), on_progress=lambda m: seen.append(m.snapshot()))
     assert seen[-1]["samples"] == seen[-1]["total"] == 23
-    assert seen[-1]["writes"] in ("direct", "buffered")
     assert meter.tokens_per_second() > 0
     assert seen[-1]["limit"] in {"compute", "prepare", "fetch", "write", "commit"}
     assert 0 < seen[-1]["padding"] < 1 and seen[-1]["programs"] >= 1
     line = output.progress_line(seen[-1])
-    assert "padding" in line and "compiled in" in line
+    assert "padding" in line and "limited by" in line
     assert set(seen[-1]["queues"]) == {"ready", "computed", "fetched", "written"}
 
 
@@ -591,7 +590,7 @@ def test_no_rate_is_shown_before_it_is_known(make):
     clock.now += 2
     meter.arrived(batch, 1e6)
     assert meter.tokens_per_second() == pytest.approx(20 / 2)
-    assert " · 10 tokens/s · padding " in see() and "left" not in lines[-1]
+    assert " · 10 tokens/s · MFU " in see() and "left" not in lines[-1]
 
 
 @pytest.mark.parametrize("columns", [20, 40, 79, 119, 200])
@@ -608,7 +607,7 @@ def test_the_progress_line_fits_the_terminal(make, columns):
     if columns >= 79:
         running = {**seen[-1], "samples": 20, "seconds_left": 3661.0}
         line = progress_line(running, columns)
-        assert "tokens/s" in line and line.endswith("1:01:01 left")
+        assert "tokens/s · 1:01:01 left" in line
         assert "left" not in progress_line({**running, "samples": 23}, columns)
 
 

@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from tpufleet_activations.io.verification import VerificationReport
     from tpufleet_activations.pipeline.progress_meter import Meter
 
-# By `Storage.write_mode`.
-WRITE_MODES = {
-    "direct": "direct writes (O_DIRECT)",
-    "buffered": "buffered writes",
-    "upload": "uploads from memory",
-}
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
 
 
@@ -157,47 +151,23 @@ class ProgressLine:
 
 
 def progress_line(snapshot: Mapping[str, Any], columns: int | None = None) -> str:
-    """With `columns`, what fits: the parts that matter least are left out first."""
-    parts = _progress_parts(snapshot)
-    for name in _DROPPED_FIRST:
-        if columns is None or len(" · ".join(parts.values())) <= columns:
-            break
-        parts.pop(name, None)
-    line = " · ".join(parts.values())
-    return line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
-
-
-_DROPPED_FIRST = (
-    "batches", "writes", "queues", "programs", "padding", "mfu", "limit", "left", "rate",
-)  # fmt: skip
-
-
-def _progress_parts(snapshot: Mapping[str, Any]) -> dict[str, str]:
+    """With `columns`, what fits; what matters least comes last."""
     share = snapshot["samples"] / snapshot["total"] if snapshot["total"] else 1.0
-    parts = {"samples": f"{snapshot['samples']:,}/{snapshot['total']:,} samples ({share:.0%})"}
+    parts = [f"{snapshot['samples']:,}/{snapshot['total']:,} samples ({share:.0%})"]
     if snapshot["tokens_per_second"] is not None:
-        parts["rate"] = f"{snapshot['tokens_per_second']:,.0f} tokens/s"
-    if snapshot["padding"] is not None:
-        parts["padding"] = f"padding {snapshot['padding']:.0%}"
-    if snapshot["mfu"] is not None:
-        parts["mfu"] = f"MFU {snapshot['mfu']:.0%}"
-    if snapshot["programs"]:
-        took = f"{snapshot['compile_seconds']:.0f} s"
-        parts["programs"] = f"{format_count(snapshot['programs'], 'program')} compiled in {took}"
-    if snapshot["writes"]:
-        parts["writes"] = WRITE_MODES[snapshot["writes"]]
-    if snapshot["calibration"]:
-        parts["batches"] = _batches(snapshot["calibration"])
-    if snapshot["queues"]:
-        depths = " ".join(f"{name}:{depth}" for name, depth in snapshot["queues"].items())
-        parts["queues"] = f"queues {depths}"
-    if snapshot["waiting"]:
-        parts["waiting"] = snapshot["waiting"]
-    elif snapshot["limit"]:
-        parts["limit"] = f"limited by {snapshot['limit']}"
+        parts.append(f"{snapshot['tokens_per_second']:,.0f} tokens/s")
     if snapshot["seconds_left"] is not None and snapshot["samples"] < snapshot["total"]:
-        parts["left"] = f"{format_duration(snapshot['seconds_left'])} left"
-    return parts
+        parts.append(f"{format_duration(snapshot['seconds_left'])} left")
+    if snapshot["waiting"]:
+        parts.append(snapshot["waiting"])
+    elif snapshot["limit"]:
+        parts.append(f"limited by {snapshot['limit']}")
+    if snapshot["mfu"] is not None:
+        parts.append(f"MFU {snapshot['mfu']:.0%}")
+    if snapshot["padding"] is not None:
+        parts.append(f"padding {snapshot['padding']:.0%}")
+    line = " · ".join(parts)
+    return line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
 
 
 def _size(plan: plans.ExtractionPlan) -> str:
@@ -215,7 +185,6 @@ def show_end(meter: Meter, *, as_json: bool = False, stopped: bool = False) -> N
     if as_json:
         print_json({**snapshot, "stopped": stopped})
         return
-    writes = f", {WRITE_MODES[snapshot['writes']]}" if snapshot["writes"] else ""
     rate, padding = snapshot["tokens_per_second"], snapshot["padding"]
     click.echo(
         f"\nthis worker committed {format_count(snapshot['units'], 'unit')}"
@@ -229,7 +198,7 @@ def show_end(meter: Meter, *, as_json: bool = False, stopped: bool = False) -> N
         )
         + (f"padding {padding:.0%}, " if padding is not None else "")
         + f"{format_count(snapshot['programs'], 'program')} compiled in "
-        f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}{writes}"
+        f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}"
         + (f"; {_batches(snapshot['calibration'])}" if snapshot["calibration"] else ""),
         err=True,
     )

@@ -9,9 +9,8 @@ from tpufleet.runtime.bucket_urls import split_bucket_url
 from tpufleet_activations.io.storage import LocalFolder, Storage
 
 
-def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
-    """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`. `disk` is how shards are
-    written to a path: see `DISK_CHOICES`."""
+def open_storage(url: str | Path) -> Storage:
+    """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`."""
     scheme, bucket, name = split_bucket_url(str(url))
     if scheme in ("gs", "s3") and not bucket:
         raise _unsupported(url, "no bucket name")
@@ -31,7 +30,7 @@ def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
         ) from error
     if scheme not in ("", "file"):
         raise _unsupported(url, f"unknown scheme {scheme}")
-    folder = LocalFolder(f"/{name.lstrip('/')}" if scheme else url, disk)
+    folder = LocalFolder(f"/{name.lstrip('/')}" if scheme else url)
     if folder.path.is_file():
         raise _unsupported(url, "a file")
     return folder

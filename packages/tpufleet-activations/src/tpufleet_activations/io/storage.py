@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from tpufleet.errors import BadInput, Conflict, FleetError, Permanent, Temporary
+from tpufleet.errors import Conflict, FleetError, Permanent, Temporary
 from tpufleet.runtime import filesystem
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
 from tpufleet_activations.formatting import extract_command
@@ -36,9 +36,6 @@ class Storage(ObjectStore, Protocol):
     def new_shard(self, name: str, draft: str) -> ShardTarget:
         """What to write a shard to, that is stored with `upload` or `put` once it is finished.
         `draft` is a name that no other shard has."""
-
-    def write_mode(self) -> str:
-        """How shards are written: "direct" (past the page cache), "buffered" or "upload"."""
 
     def put(self, content: BufferStream, name: str) -> None:
         """Write an object from memory, complete and verified, or not at all."""
@@ -62,7 +59,6 @@ class Storage(ObjectStore, Protocol):
 
 
 READ_TRIES = 3
-DISK_CHOICES = ("auto", "direct", "buffered")  # auto: direct, where the file system takes it
 
 
 class ShortRead(FleetError, Temporary):
@@ -149,9 +145,6 @@ class BucketStorage:
     def new_shard(self, name: str, draft: str) -> ShardTarget:
         return MemoryFile()
 
-    def write_mode(self) -> str:
-        return "upload"
-
     def put(self, content: BufferStream, name: str) -> None:
         self._send(content, content.size, name)
 
@@ -176,30 +169,20 @@ class LocalFolder(FolderStore):
 
     file_bytes: int | None = None  # one file per unit, which is written in place
 
-    def __init__(self, path: str | Path, disk: str = "auto"):
-        """`disk` is how shards are written: see `DISK_CHOICES`."""
+    def __init__(self, path: str | Path, *, direct: bool = True):
+        """`direct`: shards are written past the page cache, where the file system takes that."""
         super().__init__(Path(path).absolute())
         self.url = str(self.path)
         self._staging = StagingFolder(self.path / ".staging")
-        self._disk, self._memory = disk, MemoryPool()
+        self._try_direct, self._memory = direct, MemoryPool()
 
     def new_shard(self, name: str, draft: str) -> ShardTarget:
         path = self.staging() / f"{draft}.draft"
-        return DirectFile(path, self._memory) if self._direct else DraftFile(path)
-
-    def write_mode(self) -> str:
-        return "direct" if self._direct else "buffered"
+        return DirectFile(path, self._memory) if self.direct else DraftFile(path)
 
     @cached_property
-    def _direct(self) -> bool:
-        if self._disk == "buffered":
-            return False
-        possible = takes_direct_writes(self.staging())
-        if self._disk == "direct" and not possible:
-            raise BadInput(
-                f"the file system of {self.path} takes no direct writes (O_DIRECT); use --disk auto"
-            )
-        return possible
+    def direct(self) -> bool:
+        return self._try_direct and takes_direct_writes(self.staging())
 
     def put(self, content: BufferStream, name: str) -> None:
         self.replace(name, content.read())

@@ -353,7 +353,6 @@ class Worker:
         part = self._coordinator.part
         rows = [self._engine.rows(len(batch.tokens)) for batch in group.prepared.batches]
         samples = group.prepared.stored_samples(rows, include_skipped=part == 0)
-        self.meter.write_mode = self._storage.write_mode()
         return [
             unit_writer.UnitWriter(
                 self._storage,
