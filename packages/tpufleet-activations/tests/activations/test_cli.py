@@ -354,14 +354,6 @@ def test_one_sample_and_one_unit_are_not_plural(tmp_path):
     assert "1 of 1 unit, 1 sample, " in tpu("verify", tmp_path)[1]
 
 
-def test_a_sample_number_that_is_no_integer_is_invalid(tmp_path):
-    synthetic.extract(LocalFolder(tmp_path), synthetic.plan())
-    data = datasets.open_dataset(str(tmp_path))
-    with pytest.raises(BadInput, match=r"sample 1\.5 is not an integer"):
-        data.read(1.5, "resid_post.0")
-    assert len(data.read(np.int64(1), "resid_post.0")) == synthetic.length(1)
-
-
 def test_adjacent_missing_units_are_one_problem_and_nothing_is_deleted(tmp_path):
     folder = LocalFolder(tmp_path)
     wanted = plans.write(folder, synthetic.plan(samples=4_000, unit_samples=2))
@@ -445,15 +437,13 @@ def test_a_plan_over_budget_is_rejected_and_not_written(tmp_path, prompts, model
     code, text = tpu("plan", *common, "--max-gb", 0.000001)
     assert code == 1 and "kB, more than the allowed 1.0 kB; no plan was written" in text
     chips = ["--chips", "v5e-8", "--max-cost", 1e-12]
-    code, text = tpu("plan", *common, *chips, "--price", 1.2)
+    code, text = tpu("plan", *common, *chips)
     assert code == 1 and "dollars" in text
-    for more in (["--rate", 100], []):
-        code, text = tpu("plan", *common, *more, "--max-cost", 1)
-        assert code == 2 and "pass --chips or --rate, and --price" in text
-    code, text = tpu("plan", *common, "--max-hours", 1)
-    assert code == 2 and "pass --chips or --rate" in text
+    for limit in ("--max-cost", "--max-hours"):
+        code, text = tpu("plan", *common, limit, 1)
+        assert code == 2 and "pass --chips" in text
     assert not (tmp_path / "out" / "plan.json").exists()
-    paid = ["--chips", "v5e-8", "--price", 1.2, "--max-cost", 5]
+    paid = ["--chips", "v5e-8", "--max-cost", 5]
     code, text = tpu("plan", *common, "--dry-run", *paid)
     assert code == 0 and not (tmp_path / "out" / "plan.json").exists()
 
@@ -514,7 +504,7 @@ def test_a_sampled_estimate_is_close_to_the_exact_count(tmp_path, model_folder, 
     assert exact["bytes"] == exact["tokens"] * 16 * 2
 
 
-def test_hours_and_cost_follow_from_the_rate_or_the_chips():
+def test_hours_and_cost_follow_from_the_chips():
     base = planning.Estimate(
         samples=1,
         tokens=3_600_000,
@@ -525,11 +515,9 @@ def test_hours_and_cost_follow_from_the_rate_or_the_chips():
         units=1,
         operations=197e12 * 0.4 * 3600 * 8,
     )
-    timed = planning.with_cost(base, chips=None, rate=1000, price=2.0)
-    assert (timed.hours, timed.cost) == (1.0, 2.0)
-    timed = planning.with_cost(base, chips=("v5e", 8), rate=None, price=1.2)
+    timed = planning.with_cost(base, chips=("v5e", 8), price=1.2)
     assert timed.hours == pytest.approx(1.0) and timed.cost == pytest.approx(8 * 1.2)
-    assert planning.with_cost(base, chips=("v5e", 8), rate=None, price=None).cost is None
+    assert planning.with_cost(base, chips=("v5e", 8), price=None).cost is None
 
 
 def test_the_peak_of_every_generation_is_known():
@@ -699,7 +687,7 @@ def test_the_exit_status_of_the_program_says_that_an_option_is_invalid(
     "more, message",
     [
         (["--chips", "v5e-17"], "the nearest size is v5e-16"),
-        (["--chips", "v5e-17", "--price", 1], "the nearest size is v5e-16"),
+        (["--chips", "v5e-17"], "the nearest size is v5e-16"),
         (["--chips", "v5e-16", "--capacity", "free"], "'free' is not one of"),
     ],
 )

@@ -186,7 +186,6 @@ def test_conditional_writes_are_tested_without_deletes(server, bucket, failure):
 
 PERMANENT = {
     "expired-token": (400, "ExpiredToken", PermissionMissing, "aws sso login"),
-    "clock-skew": (403, "RequestTimeTooSkewed", BadRequest, "clock of this machine"),
     "no-bucket": (404, "NoSuchBucket", NotFound, "bucket s3://lab does not exist"),
     "access-denied": (403, "AccessDenied", PermissionMissing, "s3:PutObject"),
     "wrong-key": (403, "InvalidAccessKeyId", PermissionMissing, "AWS_ACCESS_KEY_ID"),

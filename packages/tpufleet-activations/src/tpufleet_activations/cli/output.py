@@ -64,7 +64,7 @@ def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
             f"{format_bytes(estimate['bytes_if_padded'])}, if every sample were padded",
         ),
         ("units", f"{estimate['units']:,} of {format_count(plan.unit_samples, 'sample')}"),
-        ("hours", format_amount(estimate["hours"], "", "unknown; pass --chips or --rate")),
+        ("hours", format_amount(estimate["hours"], "", "unknown; pass --chips")),
         ("cost", format_amount(estimate["cost"], "$", "unknown")),
     ]
     for name, value in rows:

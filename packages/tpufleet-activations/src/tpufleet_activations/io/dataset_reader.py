@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import NotFound
 from tpufleet.runtime.units import Commit, DamagedRecord, Units
 from tpufleet_activations import plans
 from tpufleet_activations.formatting import extract_command
@@ -185,8 +185,6 @@ class Dataset:
 
     def _find(self, sample: int) -> list[RowSpan]:
         """In the order of the sample's tokens."""
-        if not isinstance(sample, int | np.integer):
-            raise BadInput(f"sample {sample!r} is not an integer")
         unit = self.plan.unit_of(sample)
         if unit in self.damaged:
             raise DamagedRecord(self.damaged[unit])

@@ -42,7 +42,6 @@ MISSING = ("NoSuchKey", "404", "NotFound")
 DENIED = ("AccessDenied", "AllAccessDisabled", "403", "Forbidden")
 WRONG_KEY = ("InvalidAccessKeyId", "SignatureDoesNotMatch")
 EXPIRED = ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired")
-SKEWED = ("RequestTimeTooSkewed",)
 EXPIRED_LOGINS = (
     exceptions.SSOError,
     exceptions.TokenRetrievalError,
@@ -143,7 +142,7 @@ class S3Bucket(BucketStorage):
             self._repeat(lambda: self._client.put_object(**self._key(name), Body=data))
 
     def read(self, name: str) -> bytes:
-        return self._get(name)["Body"]
+        return self._get(name)
 
     def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
         names: list[str] = []
@@ -205,22 +204,17 @@ class S3Bucket(BucketStorage):
             return self._repeat(lambda: self._client.head_object(**self._key(name)))
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
-        response = self._get(name, Range=f"bytes={start}-{start + size - 1}")
-        if response["ResponseMetadata"]["HTTPStatusCode"] != HTTPStatus.PARTIAL_CONTENT:
-            raise BadRequest(f"{self.url}/{name}: the server ignores Range; use another one")
-        return response["Body"]
+        return self._get(name, Range=f"bytes={start}-{start + size - 1}")
 
     def delete(self, name: str) -> None:
         with self._translate_errors(name):
             self._repeat(lambda: self._client.delete_object(**self._key(name)))
 
-    def _get(self, name: str, **options: str) -> Any:
-        """The response, with its body as bytes: all of one version, since a repeated request starts
-        from the beginning."""
+    def _get(self, name: str, **options: str) -> bytes:
+        """All of one version, since a repeated request starts from the beginning."""
 
-        def receive() -> Any:
-            response = self._client.get_object(**self._key(name), **options)
-            return {**response, "Body": response["Body"].read()}
+        def receive() -> bytes:
+            return self._client.get_object(**self._key(name), **options)["Body"].read()
 
         with self._translate_errors(name):
             return self._repeat(receive)
@@ -282,11 +276,6 @@ def _translate_errors(url: str) -> Iterator[None]:
             raise missing(url) from error
         if code in (*EXPIRED, *WRONG_KEY):
             raise _no_credentials(url, error) from error
-        if code in SKEWED:
-            raise BadRequest(
-                f"{url}: {error}; set the clock of this machine, such as with "
-                "`sudo timedatectl set-ntp true`"
-            ) from error
         if code in DENIED:
             raise PermissionMissing(
                 f"access to {url} denied: {error}; grant s3:ListBucket on the bucket, and "
