@@ -144,8 +144,8 @@ def _show_prices(table: dict[tuple[str, str], prices.Price]) -> None:
 @cost.command(epilog=example("tpu cost project"))
 @json_option
 def project() -> None:
-    """List what the cloud project of the config file contains and pays for, of everybody: TPU VMs,
-    queued resources, VMs, groups, GKE clusters, disks and addresses. Needs no server.
+    """List what the cloud project of the config file contains and pays for: TPU VMs, queued
+    resources, VMs, groups, GKE clusters, disks and addresses of all owners. Needs no server.
 
     Orphaned: of a server that no longer exists, so nothing deletes it; NEXT is the command that
     deletes it. Prices are estimates, without storage, network traffic and discounts.
