@@ -39,9 +39,10 @@ case "$1" in
     mapfile -t environment < <(sed -n 's/^Environment=//p' "$unit")
     read -ra command < <(sed -n 's/^ExecStart=//p' "$unit")
     cd "$(sed -n 's/^WorkingDirectory=//p' "$unit")"
+    input="$(sed -n 's/^StandardInput=file://p' "$unit")"  # opened as root
     setsid setpriv --reuid="$user" --regid="$user" --init-groups env -i HOME="/home/$user" \
       PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "${environment[@]}" \
-      "${command[@]}" >>/var/log/agent 2>&1 </dev/null &
+      "${command[@]}" >>/var/log/agent 2>&1 <"${input:-/dev/null}" &
     echo $! >/run/agent.pid
     ;;
 esac
