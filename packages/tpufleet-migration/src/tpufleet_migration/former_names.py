@@ -196,5 +196,13 @@ REPLACED_WORDS = {
     "dq": {"*": "--all"},
     "find": {"-n": "on-demand", "-p": "spot"},
 }
+
+
+def generations(word: str) -> list[str]:
+    """`v234` of `find` is `v2 v3 v4`."""
+    several = re.fullmatch(r"v([2-9]{2,})", word)
+    return [word] if several is None else [f"v{digit}" for digit in several[1]]
+
+
 # `tpu queue v4-32 …` submitted a job.
 QUEUED_TYPE = re.compile(r"(.*\b)?v(\d\w*|\*)[\w+*-]*")

@@ -53,11 +53,15 @@ _WITH_FILES = JobQuery(archived=None, having=FileKind.FILES)
 
 
 def archive(context: CommandContext, request: ArchiveRequest) -> JobPage:
-    """Deletes nothing, and can be undone."""
+    """Deletes nothing, and can be undone. Unless it is named, what a live job continues stays."""
     selected = _select(context, request, _LISTED, MAX_SELECTED)
+    more = selected[-1].id if len(selected) >= MAX_SELECTED else None
+    if not request.jobs:
+        lineages = lineages_of(context.store, selected, _LISTED)
+        continued = {job.id for lineage in lineages if lineage.live for job in lineage.jobs}
+        selected = [job for job in selected if job.id not in continued]
     if not request.dry_run:
         context.store.archive([job.id for job in selected])
-    more = selected[-1].id if len(selected) >= MAX_SELECTED else None
     return JobPage(jobs=tuple(queries.job_rows(context.store, selected)), next=more)
 
 

@@ -113,8 +113,13 @@ def _resubmit(
     settings: tuple[str, ...],
     detach: bool,
 ) -> int:
-    from tpufleet.views.cli.jobs import submit
+    from tpufleet.views.cli.jobs import run_aliases, submit
 
+    if accelerator is not None:
+        target = run_aliases.resolve(accelerator, (), (), None)
+        accelerator = target.accelerator
+        if target.pool is not None:
+            settings = (f"pool={target.pool}", *settings)
     with connection.connect() as client:
         parent = client.job(job).job  # by id from here on: a name could mean the new job
         changes = changed_fields(
