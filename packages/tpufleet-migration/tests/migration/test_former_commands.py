@@ -63,6 +63,13 @@ def test_check_v_shows_the_activity_and_the_newest_output(world, tpu: Tpu, jobs,
     assert heading.endswith("): compiling") and lines[1] == "  please wait"
 
 
+def test_monitor_dir_shows_the_folder_that_the_code_came_from(tpu: Tpu, work):
+    tpu.ok("run", "v5e-16", "--detach", "--", "true")
+    assert f", {work}):" in tpu.ok("check", "-v")
+    tpu.ok("set-settings", "monitor_dir", "false")
+    assert str(work) not in tpu.ok("check", "-v")
+
+
 def test_caj_lists_the_jobs_of_everybody(tpu: Tpu, jobs):
     shown = tpu.ok("caj")
     assert "train" in shown and "theirs" in shown

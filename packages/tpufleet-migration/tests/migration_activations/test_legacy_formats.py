@@ -15,6 +15,7 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, verification
+from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.storage import LocalFolder
 from tpufleet_activations.pipeline import planning
 from tpufleet_migration.activations import importer, pickle_shards, stream_status
@@ -236,12 +237,26 @@ def test_the_streams_command_splits_a_dataset(tmp_path):
     assert [one.name for one in streams] == ["stream_000.jsonl"]
 
 
+def test_streams_are_uploaded_to_a_bucket(tmp_path, cloud):
+    pair = [[[1]], [[2]]]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps({"examples": [pair, pair]}) for _ in range(5)))
+    address = f"{cloud}://activations/dataset_streams"
+    storage = open_storage(address)
+    for count in (3, 2):
+        code, text = tpu("streams", path, address, "--streams", count, "--overwrite")
+        assert code == 0, text
+    assert storage.names("") == ["stream_000.jsonl", "stream_001.jsonl"]
+    code, text = tpu("streams", path, address, "--streams", 2)
+    assert code == 1 and "--overwrite" in text
+
+
 def test_rows_without_pairs_make_no_streams(tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text('{"examples": "a text"}\n{"text": "another"}\n')
     code, text = tpu("streams", path, tmp_path / "streams", "--streams", 2)
     assert code == 2 and "none of 2 rows" in text and "column 'examples'" in text
-    assert list((tmp_path / "streams").iterdir()) == []
+    assert list((tmp_path / "streams").glob("*")) == []
 
 
 def old_shard(path, samples, layers=(0, 1), value=0.0):
