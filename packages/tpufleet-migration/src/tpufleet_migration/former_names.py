@@ -63,7 +63,7 @@ _FORMER: dict[str, Renamed | Unsupported] = {
         "`tpu why JOB` explains it, `tpu resume JOB` continues",
     ),
     "get-stage-dir": _renamed("show"),
-    "clean clear clear-all": _renamed("archive", _ARCHIVE),
+    "clean clear clear-all": _renamed("archive --yes", _ARCHIVE),
     "clear-finished": _renamed("archive --state succeeded", _ARCHIVE),
     "clear-error": _renamed("archive --state failed", _ARCHIVE),
     "-czw -czj reset-window-num reset-window": Unsupported(

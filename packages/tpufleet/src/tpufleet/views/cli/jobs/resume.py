@@ -143,7 +143,7 @@ def _resubmit(
         how = "resumed" if action == "resume" else "rerunning"
         code = " with new code" if snapshot not in (None, parent.snapshot) else ""
         message = f"{how} {row.name} as {row.id} (parent {row.parent}){code}"
-        if detach:
+        if detach or not client.preferences().setting("monitor_after_run"):
             output.print_result(row, message)
             return 0
         if not output.as_json():
