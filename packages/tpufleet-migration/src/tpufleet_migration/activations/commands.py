@@ -34,11 +34,13 @@ def _export(
         context.invoke(dataset.export, out=out, folder=folder, site=site)
         return
     target = open_storage(folder)
+    stored = datasets.open_dataset(out)
+    kinds = {name.partition(".")[0] for name in stored.plan.sites}
     with translate_disk_errors(target, dataset.EXPORT_AGAIN):
         summary = pickle_shards.export_shards(
-            datasets.open_dataset(out),
+            stored,
             target,
-            site=site or "resid_post",
+            site=site or (kinds.pop() if len(kinds) == 1 else "resid_post"),
             shard_bytes=int(shard_gb * 2**30),
             pad_to=pad_to,
             compress=not no_compress,
