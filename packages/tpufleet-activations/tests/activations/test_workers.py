@@ -686,7 +686,7 @@ def test_two_processes_with_four_devices_each_equal_one_process(make, tmp_path):
 
 @pytest.mark.slow
 def test_a_process_killed_with_sigkill_is_replaced_with_the_same_result(make, tmp_path):
-    calm, killed = make("calm", unit_samples=2), make("killed", unit_samples=2)
+    calm, killed = make("calm", unit_samples=1), make("killed", unit_samples=1)
     extraction.run(calm, settings(mesh={"data": 1, "fsdp": 8}))
     script = (
         "import sys, time; from tpufleet_activations.pipeline import extraction\n"
@@ -709,7 +709,7 @@ def test_a_process_killed_with_sigkill_is_replaced_with_the_same_result(make, tm
     assert process.stdout.readline() == "there\n"
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert 2 <= len(datasets.Dataset(killed).commits) < 12
+    assert 2 <= len(datasets.Dataset(killed).commits) < plans.load(killed).units
     lease = timedelta(seconds=0.2)
     extraction.run(killed, settings(mesh={"data": 1, "fsdp": 8}, lease=lease))
     assert verification.verify(killed).intact
