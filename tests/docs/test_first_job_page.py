@@ -1,9 +1,11 @@
 """The page "First job on Google Cloud", word for word: every command of it runs in a shell as it is
 written, from a project in which nothing is set up. Google Cloud is the emulator, whose VM and TPU
-hosts run on this machine; pip, gcloud and uv are stand-ins."""
+hosts run on this machine; pip, gcloud and uv are stand-ins. Once more, TPU hosts are machines that
+have nothing, and uv is real but for the Python that it downloads."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import stat
@@ -54,6 +56,17 @@ if arguments[:2] == ["python", "install"]:
     python.write_text('#!/bin/bash\\nexec "{sys.executable}" "$@"\\n')
     python.chmod(0o755)
 """
+# It installs a Python that runs on machines that have none, and everything else as ever.
+BARE_UV = f"""#!{sys.executable}
+import os, shutil, sys
+arguments = sys.argv[1:]
+if arguments[:2] == ["python", "install"]:
+    folder = arguments[arguments.index("--install-dir") + 1]
+    shutil.copytree(os.environ["RELOCATABLE"], folder + "/cpython-3.12", symlinks=True)
+else:
+    os.environ.pop("UV", None)
+    os.execv(os.environ["REAL_UV"], ["uv", *arguments])
+"""
 
 
 def commands_of_the_page() -> list[str]:
@@ -70,18 +83,42 @@ def executable(path: Path, text: str) -> None:
 
 @pytest.mark.slow
 def test_a_newcomer_follows_the_page_to_a_finished_job(tmp_path, monkeypatch):
+    walk(tmp_path, monkeypatch, UV)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_newcomer_follows_the_page_with_tpu_hosts_that_have_nothing(tmp_path, monkeypatch):
+    from tests.providers.tpu_vm import ubuntu_host
+    from tpufleet.agent import uv_tool
+
+    ubuntu_host.ubuntu_root()
+    monkeypatch.setenv("REAL_UV", uv_tool.find_uv())
+    python = ubuntu_host.relocatable_python(tmp_path / "python")
+    monkeypatch.setenv("RELOCATABLE", str(python))
+    walk(tmp_path, monkeypatch, BARE_UV, bare=True)
+
+
+def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uv: str, *, bare: bool = False) -> None:
+    """Along the page; `bare` TPU hosts have nothing."""
     programs, home, work = tmp_path / "bin", tmp_path / "home", tmp_path / "work"
     for folder in (programs, home, work):
         folder.mkdir()
     executable(programs / "gcloud", GCLOUD)
-    executable(programs / "uv", UV)
+    executable(programs / "uv", uv)
     executable(programs / "pip", "#!/bin/sh\n")
     executable(programs / "tpu", f'#!/bin/sh\nexec {sys.executable} -P -m tpufleet "$@"\n')
-    with fake_gcs.server() as storage:
+    with contextlib.ExitStack() as closing:
+        storage = closing.enter_context(fake_gcs.server())
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage)
         emulator = Emulator(
             agents_folder=tmp_path / "machines", latencies=Latencies().divided_by(100)
         )
+        if bare:
+            from tests.providers.tpu_vm.bare_hosts import BareHosts
+
+            hosts = BareHosts(tmp_path / "hosts", emulator, storage=storage)
+            closing.callback(hosts.close)
         # An address of its own, so that the port on the page is free.
         address = "127." + ".".join(str(random.randint(2, 250)) for _ in range(3))
         machine = ServerMachine(tmp_path / "vm", address, storage)

@@ -36,6 +36,7 @@ class WorkerJob:
     name: str
     job_id: str
     state: str
+    reason: str = ""
 
 
 def worker_name(zone: str, number: int) -> str:
@@ -113,6 +114,7 @@ def fleet_status(out: str, jobs: Iterable[WorkerJob], now: float | None = None) 
                 "healthy": state == "running",
                 "working": any(_is_worker_of(worker, runs[0].job_id) for worker in busy),
                 "needs_recovery": state in NEEDS_RECOVERY,
+                "recovery": _recovery(runs[0]),
             }
         )
     return {
@@ -128,6 +130,15 @@ def fleet_status(out: str, jobs: Iterable[WorkerJob], now: float | None = None) 
         "needs_recovery": sum(row["needs_recovery"] for row in rows),
         "done": len(commits) == plan.units,
     }
+
+
+def _recovery(job: WorkerJob) -> str:
+    """What is done about a worker that needs it, or what to do."""
+    if job.state not in NEEDS_RECOVERY:
+        return ""
+    if job.state == "recovering":
+        return f"{job.reason}; the server starts it again"
+    return f"{job.reason}; `tpu rerun {job.job_id}`, or the same deploy, starts it again"
 
 
 @lru_cache(1)

@@ -1,83 +1,82 @@
-"""A worker of `tpu extract deploy` on a host that has nothing: Ubuntu 22.04, the startup script, a
-real bundle and agent."""
+"""`tpu extract deploy` on hosts that have nothing: Ubuntu 22.04, the startup script, real bundles
+and agents."""
 
 from __future__ import annotations
 
-import io
-import re
+import hashlib
 import shutil
-import tarfile
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.activations.test_fleet import plan
-from tests.agent.control_plane import FakeControlPlane
-from tests.agent.test_environment_variables import ASSIGNMENT
-from tests.polling import wait_until
-from tests.providers.tpu_vm.ubuntu_host import CERTIFICATES, UbuntuHost, build_bundle
-from tpufleet.model.job.attempts import AttemptId
-from tpufleet_activations import fleet
-from tpufleet_activations.cli.deploy import worker_requirements
+from tests.providers.tpu_vm.bare_hosts import BareHosts
+from tests.providers.tpu_vm.emulated_fleet import Fleet
+from tests.providers.tpu_vm.ubuntu_host import build_bundle
 from tpufleet_activations.io import verification
 from tpufleet_activations.io.storage import LocalFolder
+from tpufleet_testbed.cloud_tpu.locations import IMMEDIATE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-
-def snapshot() -> bytes:
-    """As `deploy` submits it."""
-    content = worker_requirements().encode()
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        entry = tarfile.TarInfo("requirements.txt")
-        entry.size = len(content)
-        archive.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
+ZONES = ("us-central1-a", "europe-west4-b", "us-west4-a")
 
 
-def test_a_worker_extracts_on_a_host_that_has_only_the_agent(tmp_path, model_folder):
-    folder = tmp_path / "lab"
-    folder.mkdir()
-    model = shutil.copytree(model_folder, folder / "model")
-    out = plan(folder, model)
-    [job] = fleet.worker_jobs(out, zones=["us-a"], workers_per_zone=1, accelerator="v5e-4")
-    control_plane = FakeControlPlane()
-    host = UbuntuHost(tmp_path / "host", build_bundle(tmp_path / "bundle"), control_plane.url)
-    there = host.root / folder.relative_to("/")
-    try:
-        # A disk that all hosts share, say.
-        shutil.copytree(folder, there)
-        host.run("chmod", "-R", "a+rwX", str(folder))
-        for parent in folder.parents[:-1]:
-            host.run("chmod", "a+x", str(parent))
-        assert host.startup().returncode == 0, host.agent_log()
-        wait_until(lambda: control_plane.heartbeats, 120, host.agent_log)
-        control_plane.snapshots["d1"] = snapshot()
-        control_plane.assignment = replace(
-            ASSIGNMENT,
-            # There are no chips in this machine.
-            env={"JAX_PLATFORMS": "cpu", "SSL_CERT_FILE": CERTIFICATES},
-            attempt_id=AttemptId("j1.0"),
-            command=tuple(job["command"]),
-            snapshot="d1",
-            checkpoint="",
-            num_processes=1,
-            process_id=0,
-            worker_id=0,
-        )
+@pytest.fixture
+def lab(tmp_path, model_folder):
+    """A folder on a disk that all hosts share, with a model."""
+    lab = tmp_path / "lab"
+    shutil.copytree(model_folder, lab / "model")
+    return lab
 
-        def log() -> str:
-            return control_plane.log("j1.0")
 
-        ended = re.compile("command: .*exited with status|exited with status [1-9]", re.DOTALL)
-        wait_until(lambda: ended.search(log()), 600, log)
-        assert "exited with status 0" in log().partition("command: ")[2], log()
-        copied = shutil.copytree(there / "out", tmp_path / "out")  # the host's disk is unmounted
-        report = verification.verify(LocalFolder(copied))
-        assert report.intact and report.samples == 32, report.problems
-    finally:
-        host.close()
-        control_plane.close()
+@pytest.fixture
+def fleet(tmp_path, lab):
+    bundle = build_bundle(tmp_path / "bundle")
+    digest = hashlib.sha256(bundle.read_bytes()).hexdigest()
+    fleet = Fleet(
+        tmp_path / "fleet",
+        ZONES,
+        settings={"bundle": f"gs://{bundle.name}", "bundle_sha256": digest},
+        latencies=replace(IMMEDIATE, boot=timedelta(seconds=1), deletion=timedelta(seconds=1)),
+    )
+    fleet.hosts = BareHosts(tmp_path / "hosts", fleet.emulator, bundle=bundle, shared=lab)
+    yield fleet
+    fleet.close()
+    fleet.hosts.close()
+
+
+def test_three_workers_of_which_one_is_preempted_store_every_sample_once(fleet, lab):
+    out = plan(lab, lab / "model")
+    for path in (lab, *lab.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)  # the user of the agents writes there
+    deployed = fleet.tpu(
+        "extract", "deploy", out, "--zones", ",".join(ZONES), "--tpu-type", "v5e-4"
+    )
+    assert deployed.exit_code == 0, deployed.output
+
+    def state(name: str) -> str:
+        return fleet.tpu.json("show", name)["row"]["state"]
+
+    def logs() -> str:
+        jobs = fleet.states()
+        return "".join(fleet.tpu("logs", job).output for job in jobs) + fleet.hosts.logs()
+
+    victim = f"tpu-{ZONES[0]}-0"
+    fleet.until(lambda: state(victim) in ("running", "succeeded", "failed"), "it runs", 600)
+    assert state(victim) == "running", logs()
+    [tpu_slice] = fleet.tpu.json("show", victim)["attempts"][0]["slices"]
+    fleet.tpu.ok("doctor", "fault", tpu_slice, "preempt")
+    ended = ("succeeded", "failed", "cancelled")
+    fleet.until(lambda: set(fleet.states().values()) <= {*ended}, "all workers end", 900)
+    assert set(fleet.states().values()) == {"succeeded"}, logs()
+    reasons = [attempt["end_reason"] for attempt in fleet.tpu.json("show", victim)["attempts"]]
+    assert reasons == ["preempted", "finished"]
+    report = verification.verify(LocalFolder(lab / "out"))
+    assert report.intact and report.samples == 32, report.problems
+    board = fleet.tpu.json("extract", "board", out)
+    assert board["done"] and [row["status"] for row in board["workers"]] == ["DONE"] * 3
+    fleet.until(lambda: not fleet.nodes(), "every node is deleted", 120)

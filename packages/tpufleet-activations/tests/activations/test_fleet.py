@@ -14,15 +14,18 @@ import pytest
 from tests.activations import synthetic
 from tests.activations.tiny_model import SMALL_DEVICES
 from tests.activations.tiny_model import tpu as extract
+from tests.repository import ROOT
 from tests.server_process import Server, no_processes_left, wait_until
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tests.views.conftest import cli_for_user
-from tpufleet.model.job.jobs import ENDED_STATES
+from tests.views.job_scenarios import end_job
+from tpufleet.model.job.jobs import ENDED_STATES, JobState
 from tpufleet.runtime.units import Units
 from tpufleet.stores.base import JobQuery
 from tpufleet.stores.memory import MemoryStore
 from tpufleet_activations import fleet, plans
+from tpufleet_activations.cli.deploy import deploy
 from tpufleet_activations.io import unit_writer, verification
 from tpufleet_activations.io.storage import LocalFolder
 
@@ -76,7 +79,8 @@ def test_a_fleet_extracts_and_verifies_a_dataset(server, tmp_path, model_folder)
     assert [row["name"] for row in status["workers"]] == ["tpu-local-a-0", "tpu-local-b-0"]
     assert sum(row["samples"] for row in status["workers"]) == status["totals"]["samples"] == 32
     assert status["done"] and status["needs_recovery"] == 0
-    table = tpu.ok("extract", "board", out).splitlines()
+    header, *table = tpu.ok("extract", "board", out).splitlines()
+    assert header == f"EXTRACTION FLEET  {out}"
     assert table[0].split("  ")[0] == "TPU NAME" and table[0].split()[2:] == [
         "STATUS", "SAMPLES", "SHARDS", "GCS",
     ]  # fmt: skip
@@ -132,6 +136,27 @@ def test_create_tpus_creates_a_pool(world, tmp_path):
     (pool,) = world.store.pools()
     assert (pool.name, pool.smallest, pool.largest) == (fleet.fleet_tag(out), 3, 3)
     assert {job.spec.pool for job in world.store.jobs(JobQuery())} == {pool.name}
+
+
+def test_the_board_says_what_is_done_about_a_worker_that_is_lost(world, tmp_path):
+    out = f"file://{tmp_path / 'out'}"
+    plans.write(LocalFolder(tmp_path / "out"), synthetic.plan())
+    tpu = cli_for_user(world, tmp_path, "mel")
+    assert tpu(*arguments(out)).exit_code == 0
+    failed, recovering = sorted(world.store.jobs(JobQuery()), key=lambda job: job.spec.name)
+    end_job(world, failed.id, JobState.FAILED, reason="out of disk")
+    world.change_job(recovering.id, state=JobState.RECOVERING, reason="preempted")
+    shown = tpu.ok("extract", "board", out)
+    assert "Needs Recovery: 2" in shown
+    assert f"tpu-local-a-0: out of disk; `tpu rerun {failed.id}`" in shown
+    assert "tpu-local-b-0: preempted; the server starts it again" in shown
+
+
+def test_the_page_lists_what_deploy_takes():
+    page = (ROOT / "docs/extraction.md").read_text()
+    for option in deploy.params:
+        name = option.opts[0]
+        assert f"`{name}" in page or not name.startswith("--"), name
 
 
 def test_a_dry_run_submits_nothing(world, tmp_path):

@@ -39,6 +39,32 @@ def test_a_document_runs_and_receives_its_result(harness: BridgeHarness):
     assert statuses == sorted(statuses, key=ORDER.index) and statuses[-1] == "completed"
 
 
+# What clients of the former worker write besides `status` and `created_at`, and what they read.
+DOCUMENTS = [
+    ({"challenge_number": 1, "timeout": 60, "metadata": {"submitted_by": "test_script"},
+      "code": "x = jnp.ones((100, 100))\nlogger.info('multiplying')\n"
+      "result = float(jnp.dot(x, x).sum())"},
+     "completed", "1000000.0"),
+    ({"code": "result = challenge_number * 2", "timeout": None, "metadata": None},
+     "completed", "6"),
+    ({"code": "result = f'challenge {challenge_number}'", "challenge_number": 4.0,
+      "timeout": 30.0}, "completed", "challenge 4"),
+    ({"code": "result = [d.platform for d in jax.devices()][:0]\nprint('no devices')"},
+     "completed", "[]"),
+    ({"code": "print(undefined)"}, "failed", None),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_five_documents_of_former_clients_end_as_they_did(harness: BridgeHarness):
+    harness.start_bridge()
+    names = [harness.add("", **document) for document, *_ in DOCUMENTS]
+    for name, (_, status, result) in zip(names, DOCUMENTS, strict=True):
+        found = harness.wait_ended(name)
+        assert (found["status"], found["result"]) == (status, result), found
+        assert status == "completed" or found["error"].startswith("NameError: name 'undefined'")
+
+
 def test_an_exception_fails_the_document_with_its_traceback_and_is_not_retried(
     harness: BridgeHarness,
 ):

@@ -20,6 +20,7 @@ from tpufleet_migration.former_names import (
     QUEUED_TYPE,
     REPLACED_WORDS,
     Unsupported,
+    generations,
     listing_arguments,
 )
 
@@ -35,6 +36,11 @@ def translate(args: list[str]) -> list[str]:
     former = FORMER_NAMES.get(verb)
     if isinstance(former, Unsupported):
         raise HintedUsageError(f"no command {verb!r}: {former.reason}\n  next: {former.instead}")
+    if verb in ("set-cur", "set-dir") and not _HELP & {*rest}:
+        from tpufleet_migration import former_users
+
+        if others := former_users.folder_of_another(verb, rest):
+            return ["config", "user-dir", *others]
     if verb == "queue" and rest and QUEUED_TYPE.fullmatch(rest[0]):
         hint(f"to queue a job is now `tpu run --detach {rest[0]}`")
         end = rest.index("--") if "--" in rest else len(rest)
@@ -78,14 +84,20 @@ def _understood(verb: str, args: list[str]) -> list[str]:
     args = [word for word in args if word not in dropped]
     replaced = REPLACED_WORDS.get(verb, {})
     args = [replaced.get(word, word) for word in args]
+    if verb == "find":
+        args = [each for word in args for each in generations(word)]
     if not args or COMPLETION_VARIABLE in os.environ or _HELP & {*args}:
         return args
     from tpufleet_migration import former_users  # imports what connects to the server
 
+    if verb in former_users.OF_JOBS:
+        former_flags.refuse_window(verb, args)
     if verb in former_users.OF_NODES:
         former_users.refuse_job(verb, args)
     if verb in former_users.WITH_USER:
         args = former_users.without_user(verb, args)
+    if verb in former_users.OF_RESERVATIONS:
+        args = former_users.reservation_of_pool(args)
     if verb == "run":
-        return former_flags.run_arguments(args)
+        return former_flags.run_arguments(former_users.with_default_command(args))
     return former_flags.resubmit_arguments(verb, args) if verb in ("resume", "rerun") else args

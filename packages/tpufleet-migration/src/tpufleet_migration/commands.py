@@ -16,4 +16,7 @@ CONFIG_COMMANDS = {
         "Import the data.json of the former job manager.",
         "tpufleet_migration.data_file:config_import",
     ),
+    "user-dir": LazyCommand(
+        "Set a folder of another user.", "tpufleet_migration.user_folders:user_dir", hidden=True
+    ),
 }

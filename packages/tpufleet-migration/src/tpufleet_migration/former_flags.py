@@ -38,14 +38,14 @@ DROPPED = {
     **dict.fromkeys(("user", "id"), OWN_NAME),
 }
 RESUBMIT_VALUES = {"tpu": "--type", "ka": "--type"}
-_WINDOW = re.compile(r"(-?w|window)=.*")
+_WINDOW = re.compile(r"(-?w|windows?)=.*")
 _PAIR = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
 
 def run_arguments(args: list[str]) -> list[str]:
     """Former words before `--` as options of today; words after it belong to the command, and words
     after an option that takes a value to that."""
-    with_value = _options_with_value()
+    with_value = options_with_value()
     if args[:1] in (["-a"], ["--all"]):
         args = ["v*", *args[1:]]
         _hint("run", ["'v*'", "…"])
@@ -69,7 +69,7 @@ def run_arguments(args: list[str]) -> list[str]:
     return [*before, *args[at:]]
 
 
-def _options_with_value() -> set[str]:
+def options_with_value() -> set[str]:
     from tpufleet.views.cli.jobs.submit import run
 
     options = [each for each in run.params if isinstance(each, click.Option) and not each.is_flag]
@@ -98,17 +98,23 @@ def _options(words: list[str]) -> list[str]:
     return options
 
 
+def refuse_window(verb: str, args: list[str]) -> None:
+    for word in args:
+        if word == "--":
+            return
+        if _WINDOW.fullmatch(word):
+            raise HintedUsageError(
+                f"{word}: jobs have names and ids instead of windows\n"
+                f"  next: `tpu jobs` lists them, `tpu {verb} JOB`"
+            )
+
+
 def resubmit_arguments(verb: str, args: list[str]) -> list[str]:
     """`tpu=v4-32` is the type, not an argument of the command."""
     translated: list[str] = []
     for position, word in enumerate(args):
         if word == "--":
             return [*translated, *args[position:]]
-        if _WINDOW.fullmatch(word):
-            raise HintedUsageError(
-                f"{word}: jobs have names and ids instead of windows\n"
-                f"  next: `tpu jobs` lists them, `tpu {verb} JOB`"
-            )
         name, equals, value = word.partition("=")
         if equals and name in RESUBMIT_VALUES:
             translated += [RESUBMIT_VALUES[name], value]

@@ -63,7 +63,7 @@ _FORMER: dict[str, Renamed | Unsupported] = {
         "`tpu why JOB` explains it, `tpu resume JOB` continues",
     ),
     "get-stage-dir": _renamed("show"),
-    "clean clear clear-all": _renamed("archive", _ARCHIVE),
+    "clean clear clear-all": _renamed("archive --yes", _ARCHIVE),
     "clear-finished": _renamed("archive --query state:succeeded", _ARCHIVE),
     "clear-error": _renamed("archive --query state:failed", _ARCHIVE),
     "-czw -czj reset-window-num reset-window": Unsupported(
@@ -196,5 +196,13 @@ REPLACED_WORDS = {
     "dq": {"*": "--all"},
     "find": {"-n": "on-demand", "-p": "spot"},
 }
+
+
+def generations(word: str) -> list[str]:
+    """`v234` of `find` is `v2 v3 v4`."""
+    several = re.fullmatch(r"v([2-9]{2,})", word)
+    return [word] if several is None else [f"v{digit}" for digit in several[1]]
+
+
 # `tpu queue v4-32 …` submitted a job.
 QUEUED_TYPE = re.compile(r"(.*\b)?v(\d\w*|\*)[\w+*-]*")

@@ -1,7 +1,9 @@
-"""Notes of a job from the config file in which the former job manager looked for them."""
+"""Notes of a job from the config file in which the former job manager looked for them, and the
+command that a folder runs by default."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,14 @@ def find_notes(folder: Path) -> tuple[str, str] | None:
     below = logging.get("wandb_notes") if isinstance(logging, dict) else None
     notes = config.get("wandb_notes") or below
     return (notes.strip(), file) if isinstance(notes, str) and notes.strip() else None
+
+
+def default_command(folder: Path) -> list[str] | None:
+    """`command` of the config file, or else its main.py."""
+    command = _read(folder / RUN_CONFIG).get("command")
+    if isinstance(command, str) and command.strip():
+        return shlex.split(command)
+    return ["python", "main.py"] if (folder / "main.py").is_file() else None
 
 
 def _read(file: Path) -> dict[str, Any]:

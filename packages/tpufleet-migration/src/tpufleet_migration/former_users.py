@@ -5,20 +5,29 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpufleet.errors import FleetError
 from tpufleet.views.cli import connection
 from tpufleet.views.cli.registry import HintedUsageError
-from tpufleet_migration.former_flags import OWN_NAME, hint, is_former, not_needed
+from tpufleet_migration import former_notes
+from tpufleet_migration.former_flags import (
+    OWN_NAME,
+    hint,
+    is_former,
+    not_needed,
+    options_with_value,
+)
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
 
 # How many words each verb has without a user; the words after them may be one.
-_OF_JOBS = {
+OF_JOBS = {
     "add-tag": 2, "kill": 1, "kill-job": 1, "-k": 1, "-kj": 1, "kill-window": 1, "-kw": 1,
     "get-stage-dir": 1, "dequeue": 1, "dq": 1, "resume": 1, "rerun": 1,
 }  # fmt: skip
@@ -31,7 +40,8 @@ _OF_MINE = {
     "rel": 1, "release": 1,
 }  # fmt: skip
 _LISTING = {"vq": 0}
-WITH_USER = {**_OF_JOBS, **_OF_MINE, **_LISTING, "run": 1}
+OF_RESERVATIONS = ("rel", "release", "rm-lock")
+WITH_USER = {**OF_JOBS, **_OF_MINE, **_LISTING, "run": 1}
 # What a person means who names a job.
 _STATE = (
     "`tpu show {job}` has all about it, `tpu why {job}` explains its state, `tpu doctor {job}` "
@@ -107,7 +117,7 @@ def _without_user(verb: str, args: list[str], server: _Server) -> list[str]:
         return rest
     if verb in _LISTING:
         return ["--user", user, *rest]
-    if verb in _OF_JOBS and rest:
+    if verb in OF_JOBS and rest:
         hint(f"jobs of {user} are written {user}/JOB")
         first = next((index for index, word in enumerate(rest) if not word.startswith("-")), 0)
         return [*rest[:first], f"{user}/{rest[first]}", *rest[first + 1 :]]
@@ -122,7 +132,8 @@ def _run(args: list[str], server: _Server) -> list[str]:
     end = args.index("--") if "--" in args else len(args)
     bare = list(_bare(args[:end]))
     if end == len(args):  # the words may be a command
-        if not all(index in bare or is_former(word) for index, word in enumerate(args[1:], 1)):
+        others = [word for index, word in enumerate(args[1:], 1) if index not in bare]
+        if not all(is_former(word) or word.startswith("-") for word in others):
             return args
         named = [index for index in bare if not args[index].isdigit()]
         if len(named) > 1 or any(not server.is_user(args[index]) for index in named):
@@ -144,6 +155,60 @@ def _bare(words: list[str]) -> Iterator[int]:
         value = before.startswith("-") and not is_former(before)
         if not (word.startswith("-") or value or "=" in word):
             yield index
+
+
+def with_default_command(args: list[str]) -> list[str]:
+    """`run TYPE` runs what is the default in directory 1, or in that of `dir=2`."""
+    words = args[1:]
+    with_value = options_with_value()
+    if (
+        not args
+        or "--" in args
+        or not all(is_former(each) or each.startswith("-") for each in words)
+        or with_value & {each.partition("=")[0] for each in words}
+    ):
+        return args
+    numbers = [word.removeprefix("dir=") for word in words if word.startswith("dir=")]
+    number = numbers[-1] if numbers else "1"
+    try:
+        with connection.connect() as client:
+            folder = client.preferences().folders.get(number)
+    except FleetError:
+        return args
+    command = former_notes.default_command(Path(folder)) if folder else None
+    if command is None:
+        return args
+    hint(f"no command: `{shlex.join(command)}`, the default in {folder}")
+    others = [word for word in words if not word.startswith("dir=")]
+    return [args[0], *others, f"dir={number}", "--", *command]
+
+
+def reservation_of_pool(args: list[str]) -> list[str]:
+    """`rel POOL` ends what `zhan POOL` reserved."""
+    try:
+        with connection.connect() as client:
+            me = client.me().name
+            mine = {each.pool: each.id for each in client.reservations() if each.owner == me}
+    except FleetError:
+        return args
+    return [mine.get(word, word) for word in args]
+
+
+def folder_of_another(verb: str, args: list[str]) -> list[str] | None:
+    """User, number and path, if an admin sets a directory of another user."""
+    words = [word.removeprefix("user=") for word in args if not word.startswith("-")]
+    if len(words) != WITH_USER[verb] + 1:
+        return None
+    *words, user = words
+    try:
+        with connection.connect() as client:
+            me = client.me()
+            if user == me.name or user not in {each.name for each in client.users()}:
+                return None
+    except FleetError:  # only admins list users
+        return None
+    path = Path.cwd() if verb == "set-cur" else Path(words[0]).expanduser().resolve()
+    return [user, words[-1], str(path)]
 
 
 def refuse_job(verb: str, args: list[str]) -> None:

@@ -63,6 +63,13 @@ def test_check_v_shows_the_activity_and_the_newest_output(world, tpu: Tpu, jobs,
     assert heading.endswith("): compiling") and lines[1] == "  please wait"
 
 
+def test_monitor_dir_shows_the_folder_that_the_code_came_from(tpu: Tpu, work):
+    tpu.ok("run", "v5e-16", "--detach", "--", "true")
+    assert f", {work}):" in tpu.ok("check", "-v")
+    tpu.ok("set-settings", "monitor_dir", "false")
+    assert str(work) not in tpu.ok("check", "-v")
+
+
 def test_caj_lists_the_jobs_of_everybody(tpu: Tpu, jobs):
     shown = tpu.ok("caj")
     assert "train" in shown and "theirs" in shown
@@ -219,6 +226,53 @@ def test_zhan_reserves_for_30_minutes_and_is_released(world, tpu: Tpu, lab, spel
     assert (made.ends_at - made.starts_at).total_seconds() == 30 * 60
     tpu.ok(spelling, made.id)
     assert world.client().reservations() == ()
+
+
+@pytest.mark.parametrize("spelling", ["rm-lock", "rel", "release"])
+def test_a_reservation_is_released_by_its_pool(world, tpu: Tpu, lab, spelling):
+    tpu.ok("zhan", "lab", "mel")
+    tpu.ok(spelling, "lab", "mel")
+    assert world.client().reservations() == ()
+
+
+def test_find_takes_several_generations(world, tpu: Tpu, lab):
+    v4 = Pool(name="four", provider="local", accelerator="v4-8", largest=2)
+    world.store.commit(ChangeSet(pools=[v4]))
+    world.add_slice("s1", None, pool="lab")
+    world.add_slice("s2", None, pool="four", accelerator="v4-8")
+    shown = tpu.ok("find", "v34")
+    assert "s2" in shown and "s1" not in shown
+    assert "s1" in tpu.ok("find", "v2345") and "s2" not in tpu.ok("find", "v23")
+    assert tpu("find", "v34", "-n").exit_code == 0
+
+
+def test_an_admin_sets_the_directory_of_a_new_user(world, tpu: Tpu, admin: Tpu, work):
+    admin.ok("add-user", "nora")
+    assert f"folder 1 of nora is {work}" in admin.ok("set-cur", "1", "nora")
+    admin.ok("set-dir", str(work.parent), "2", "nora")
+    token = admin.json("register-web", "--user", "nora")["token"]
+    with world.http(token) as http:
+        folders = http.get("/preferences").json()["folders"]
+    assert folders == {"1": str(work), "2": str(work.parent)}
+    assert tpu("set-cur", "1", "nora").exit_code == 2, "others are not admins"
+
+
+def test_the_parent_of_a_running_job_stays_in_sight(world, tpu: Tpu, jobs):
+    end_job(world, "job-1", JobState.FAILED)
+    child = tpu.json("resume", "train", "--detach")["id"]
+    end_job(world, "job-2", JobState.SUCCEEDED)
+    tpu.ok("clean", "--yes")
+    assert {row["id"] for row in tpu.json("jobs")["jobs"]} == {"job-1", child}
+    end_job(world, child, JobState.SUCCEEDED)
+    tpu.ok("clean", "--yes")
+    assert tpu.json("jobs")["jobs"] == []
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_of_a_command_is_asked_for_in_either_order(tpu: Tpu, option):
+    assert "Usage: tpu logs" in tpu.ok(option, "logs")
+    assert "Usage: tpu cancel" in tpu.ok(option, "kill")
+    assert "Usage: tpu [OPTIONS]" in tpu.ok(option)
 
 
 def test_the_queue(world, tpu: Tpu, admin: Tpu, lab):

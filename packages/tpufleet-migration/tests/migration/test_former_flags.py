@@ -7,7 +7,9 @@ import json
 import pytest
 
 from tests.views.job_scenarios import end_job
+from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.job.jobs import JobState
+from tpufleet.stores.base import ChangeSet
 from tpufleet_migration.former_flags import DROPPED
 
 
@@ -109,16 +111,51 @@ def test_without_a_command_the_whole_line_of_today_is_shown(tpu):
     assert "next: tpu run v5e-16 --dir 1 --tag x -- python train.py" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("files", "words", "command"),
+    [
+        ({"main.py": ""}, (), ["python", "main.py"]),
+        ({"main.py": ""}, ("dir=1",), ["python", "main.py"]),
+        ({"main.py": ""}, ("mel", "lr=0.1"),
+         ["python", "main.py", "--config.training.learning_rate=0.1"]),
+        ({"main.py": "", "configs/remote_run_config.yml": "command: python -m lab.train"}, (),
+         ["python", "-m", "lab.train"]),
+    ],
+)  # fmt: skip
+def test_without_a_command_the_default_of_the_directory_runs(tpu, work, files, words, command):
+    tpu.ok("set-cur")
+    for name, text in files.items():
+        (work / name).parent.mkdir(exist_ok=True)
+        (work / name).write_text(text)
+    answer = tpu("run", "v5e-16", *words, "--dry-run", "--json")
+    assert answer.exit_code == 0, answer.output
+    assert f"the default in {work}" in answer.stderr
+    assert json.loads(answer.stdout)["jobs"][0]["spec"]["command"] == command
+    assert "submitted" in tpu.ok("run", "v5e-16", *words, "-q", "tag=x")
+
+
 @pytest.mark.parametrize("verb", ["resume", "rerun"])
-@pytest.mark.parametrize("word", ["tpu=v4-32", "ka=v4-32"])
+@pytest.mark.parametrize("word", ["tpu=v4-32", "ka=v4-32", "tpu=big"])
 def test_another_tpu_is_another_type(world, tpu, verb, word):
+    tpu.ok("-ta", "big", "v4-32")
     world.submit("job-1", name="train")
     end_job(world, "job-1", JobState.FAILED)
     row = tpu.json(verb, "train", word, "--detach")
     assert row["accelerator"] == "v4-32"
 
 
-@pytest.mark.parametrize("word", ["window=3", "-w=3", "w=3"])
-def test_a_window_leads_to_the_list_of_jobs(tpu, word):
-    refused = tpu("resume", word)
+def test_another_tpu_may_be_a_slice_of_a_pool(world, tpu):
+    pool = Pool(name="lab", provider="local", accelerator="v5litepod-64", largest=2)
+    world.store.commit(ChangeSet(pools=[pool]))
+    world.add_slice("s1", None, pool="lab", accelerator="v5litepod-64")
+    world.submit("job-1", name="train")
+    end_job(world, "job-1", JobState.FAILED)
+    row = tpu.json("resume", "train", "tpu=s1", "--detach")
+    assert (row["accelerator"], row["pool"]) == ("v5litepod-64", "lab")
+
+
+@pytest.mark.parametrize("verb", ["resume", "rerun", "kill", "kill-job"])
+@pytest.mark.parametrize("word", ["window=3", "windows=101", "-w=3", "w=3"])
+def test_a_window_leads_to_the_list_of_jobs(tpu, verb, word):
+    refused = tpu(verb, word)
     assert refused.exit_code == 2 and "`tpu jobs` lists them" in refused.stderr

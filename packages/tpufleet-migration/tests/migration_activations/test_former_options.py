@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.activations import synthetic
 from tests.activations.tiny_model import task, tpu
+from tests.repository import ROOT
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tests.views.conftest import cli_for_user
@@ -63,6 +65,25 @@ def test_option_spellings_of_the_former_scripts_are_accepted(tmp_path, arc, mode
     assert plan.sites == ("mlp_out.0", "mlp_out.2")
     assert (plan.data["kind"], plan.max_length, plan.data["seed"]) == ("arc", 1600, "7")
     assert plan.samples == 6
+
+
+# Of run_extraction_worker.sh, extract_activations.py and multihost_extract.py.
+WORKER_OPTIONS = """
+model gcs_bucket dataset_stream gcs_prefix batch_size shard_size_gb max_seq_length layers
+activation_type output_dir checkpoint_dir max_tasks worker_id enable_checkpointing no_checkpointing
+machine_id total_machines model_path dataset_path use_sharded_dataset sharded_dataset_dir
+preferred_shard_id grid_encoder prompt_version predictions_per_task layers_to_extract upload_to_gcs
+compress_shards no_compress_shards delete_local_after_upload multihost coordinator_address host_id
+num_hosts mesh_type random_seed verbose topology fsdp_size checkpoint_gcs_bucket
+checkpoint_gcs_prefix enable_barrier_sync no_barrier_sync barrier_port barrier_controller_host
+is_barrier_server stream_mode stream_manifest stream_range_start stream_range_end pod_id
+"""
+
+
+@pytest.mark.parametrize("option", WORKER_OPTIONS.split())
+def test_every_option_of_a_worker_is_on_the_page(option):
+    page = (ROOT / "docs/migration/activation-extraction.md").read_text()
+    assert re.search(rf"`[^`\n]*--{option}\b", page)
 
 
 @pytest.mark.parametrize(

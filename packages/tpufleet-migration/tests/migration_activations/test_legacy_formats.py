@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, verification
+from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.storage import LocalFolder
 from tpufleet_activations.pipeline import planning
 from tpufleet_migration.activations import importer, pickle_shards, stream_status
@@ -165,12 +168,54 @@ def test_the_streams_command_splits_a_dataset(tmp_path):
     assert [one.name for one in streams] == ["stream_000.jsonl"]
 
 
+def test_streams_are_uploaded_to_a_bucket(tmp_path, cloud):
+    pair = [[[1]], [[2]]]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps({"examples": [pair, pair]}) for _ in range(5)))
+    address = f"{cloud}://activations/dataset_streams"
+    storage = open_storage(address)
+    for count in (3, 2):
+        code, text = tpu("streams", path, address, "--streams", count, "--overwrite")
+        assert code == 0, text
+    assert storage.names("") == ["stream_000.jsonl", "stream_001.jsonl"]
+    code, text = tpu("streams", path, address, "--streams", 2)
+    assert code == 1 and "--overwrite" in text
+
+
+QUICK_START = """
+streams pairs.jsonl data/streams --num_streams 2
+plan out --model_path MODEL --dataset_path data/streams --activation_type mlp \
+  --layers_to_extract "0 2" --max_seq_length 1600 --predictions_per_task 2 --random_seed 42
+run out --quiet
+status out
+manifest out
+verify out
+export out shards --format pickle
+import shards again
+verify again
+"""
+
+
+def test_the_quick_start_of_the_former_scripts(tmp_path, model_folder, monkeypatch):
+    """From pairs to shards of the former format and back, line by line."""
+    monkeypatch.chdir(tmp_path)
+    rows = [[[pair["input"], pair["output"]] for pair in (*one["train"], *one["test"])]
+            for one in map(task, range(3))]  # fmt: skip
+    Path("pairs.jsonl").write_text("\n".join(json.dumps({"examples": row}) for row in rows))
+    script = QUICK_START.replace("MODEL", str(model_folder)).replace("\\\n", " ")
+    for line in script.strip().splitlines():
+        code, text = tpu(*shlex.split(line))
+        assert code == 0, f"$ tpu extract {line}\n{text}"
+    assert [name.name for name in sorted(Path("shards").glob("shard_*"))] == ["shard_0001.pkl.gz"]
+    assert datasets.Dataset(LocalFolder(Path("again"))).plan.samples == 6
+
+
 def test_rows_without_pairs_make_no_streams(tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text('{"examples": "a text"}\n{"text": "another"}\n')
     code, text = tpu("streams", path, tmp_path / "streams", "--streams", 2)
     assert code == 2 and "none of 2 rows" in text and "column 'examples'" in text
-    assert list((tmp_path / "streams").iterdir()) == []
+    assert list((tmp_path / "streams").glob("*")) == []
 
 
 def old_shard(path, samples, layers=(0, 1), value=0.0):

@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -94,12 +94,15 @@ class AgentHarness:
         )
         self._thread.start()
 
-    def start_process(self, then: str = "", **extra: str) -> subprocess.Popen[bytes]:
+    def start_process(
+        self, then: str = "", *, stdin: IO[str] | None = None, **extra: str
+    ) -> subprocess.Popen[bytes]:
         """`then` is Python code that runs after the agent has exited."""
         code = f"from tpufleet.agent.main import run; status = run(os.environ); {then}"
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"import os, sys; {code}\nsys.exit(status)"],
             env=self._environ() | extra,
+            stdin=stdin,
             stdout=subprocess.PIPE if then else None,
         )
         return self._process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -14,6 +15,8 @@ from tpufleet.client.agents import AgentClient
 from tpufleet.errors import Forbidden, Unauthorized, Unreachable
 from tpufleet.model.fleet.hosts import HostId, Phase
 from tpufleet.model.fleet.slices import SliceId
+
+BOOTSTRAP_TOKEN = FakeControlPlane.bootstrap_token
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,14 @@ def test_the_exchange_can_be_repeated_with_the_same_nonce(control_plane):
     assert client.register(host, nonce) == client.register(host, nonce) == control_plane.token
 
 
+def test_the_nonce_is_read_once(tmp_path):
+    (tmp_path / "nonce").write_text("n" * 32 + "\n")
+    with (tmp_path / "nonce").open() as file:
+        assert bootstrap_token.read_nonce(file.fileno()) == "n" * 32
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        assert os.read(file.fileno(), 1) == b"", "what it starts cannot read it again"
+
+
 # What a workload can read on such a machine: its own environment and files, and its agent's.
 # (The log contains this script, so the script must not contain the token.)
 SEARCH = """
@@ -86,26 +97,38 @@ echo "matches: $matches"
 
 def test_the_workload_cannot_read_the_exchanged_token(harness):
     harness.assign("sh", "-c", SEARCH)
-    harness.start_process(
-        TPUFLEET_ENTRY=harness.control_plane.bootstrap_token, TPUFLEET_TOKEN_FILE=""
-    )
+    harness.start_process(TPUFLEET_ENTRY=BOOTSTRAP_TOKEN, TPUFLEET_TOKEN_FILE="")
     harness.wait_for_phase(Phase.EXITED)
     assert harness.wait_for_exit().clean
     wait_until(lambda: "matches: 0\n" in harness.log())
 
 
-def test_a_restarted_agent_is_rejected_and_exits(harness):
-    first = harness.start_process(
-        TPUFLEET_ENTRY=harness.control_plane.bootstrap_token, TPUFLEET_TOKEN_FILE=""
-    )
+def test_a_restarted_agent_with_another_nonce_is_rejected_and_exits(harness):
+    first = harness.start_process(TPUFLEET_ENTRY=BOOTSTRAP_TOKEN, TPUFLEET_TOKEN_FILE="")
     wait_until(lambda: harness.control_plane.heartbeats)
     first.kill()
     first.wait()
-    second = harness.start_process(
-        TPUFLEET_ENTRY=harness.control_plane.bootstrap_token, TPUFLEET_TOKEN_FILE=""
-    )
+    second = harness.start_process(TPUFLEET_ENTRY=BOOTSTRAP_TOKEN, TPUFLEET_TOKEN_FILE="")
     try:
         assert second.wait(900) == 3
     except subprocess.TimeoutExpired:
         second.kill()
         raise
+
+
+def test_a_restarted_agent_with_the_nonce_of_its_host_is_accepted(harness):
+    nonce = harness.folder / "nonce"
+    nonce.write_text("n" * 32)
+    boots: list[str] = []
+    for _ in range(2):
+        with nonce.open() as file:
+            agent = harness.start_process(
+                stdin=file, TPUFLEET_NONCE_FD="0", TPUFLEET_ENTRY=BOOTSTRAP_TOKEN,
+                TPUFLEET_TOKEN_FILE="",
+            )  # fmt: skip
+        wait_until(
+            lambda: {each.boot for each in harness.control_plane.heartbeats} - {*boots},
+        )
+        boots.append(harness.control_plane.heartbeats[-1].boot)
+        agent.kill()
+        agent.wait()

@@ -120,6 +120,8 @@ def test_an_agent_that_restarts_ends_the_attempt_and_its_work_is_not_run_twice(f
     fleet.restart_agent(job, 1)
     fleet.settle(job)
     assert fleet.attempts(job) == ["host_lost", "finished"]
+    first, second = fleet.store.attempts(job)
+    assert second.slices == first.slices, "its slice stays"
 
 
 def test_a_host_that_never_boots_releases_the_slice(fleet):

@@ -195,6 +195,8 @@ def test_events_are_printed_oldest_first(world, tpu):
     assert lines[-1].split(None, 3)[2:] == ["preempted", "slice-1 was preempted"]
     assert [event["state"] for event in tpu.json("events", "job-1")["events"]][-1] == "preempted"
     assert len(tpu.ok("events", "--limit", "1").splitlines()) == 1
+    assert tpu.ok("events", "--since", "3650d") == tpu.ok("events")
+    assert tpu.ok("events", "--since", "1h") == "", "the clock of this server stands in the past"
 
 
 def test_cancel_continues_after_a_job_that_cannot_be_cancelled(world, tpu):

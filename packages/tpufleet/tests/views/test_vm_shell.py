@@ -113,6 +113,18 @@ def test_solve_recreates_a_preempted_node(cloud, shells):
     assert "v5e-8" in cloud.tpu.ok("describe", NAME)
 
 
+def test_solve_mounts_the_disks_of_the_settings_again(cloud, shells):
+    cloud.tpu.ok("apply", NAME, "--type", "v5e-8")
+    settings = json.loads(cloud.tpu.environ["TPUFLEET_TPU_VM"])
+    settings["data_disks"] = [{"source": "projects/my-project/zones/us-central1-a/disks/d"}]
+    cloud.tpu.environ["TPUFLEET_TPU_VM"] = json.dumps(settings)
+    (shells / "disks").write_text("/dev/disk/by-id/google-d\n")
+    cloud.preempt(NAME)
+    checked, mounted = cloud.tpu.json("solve", NAME, "--yes")["nodes"]
+    assert (checked["result"], mounted["result"]) == ("ok", "mounted")
+    assert "/mnt/disks/1" in mounted["message"]
+
+
 def test_solve_removes_a_stale_lock_and_checks_again(cloud, shells):
     cloud.tpu.ok("apply", NAME, "--type", "v3-8")
     (shells / "answer").write_text("Error: The TPU is already in use by process with pid 12")

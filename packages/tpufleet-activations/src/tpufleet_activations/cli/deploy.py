@@ -178,7 +178,9 @@ def _watch(out: str, interval: float | None, as_json: bool) -> int:
                 status = fleet.fleet_status(
                     out,
                     [
-                        fleet.WorkerJob(name=row.name, job_id=row.id, state=row.state)
+                        fleet.WorkerJob(
+                            name=row.name, job_id=row.id, state=row.state, reason=row.reason
+                        )
                         for row in rows
                     ],
                 )
@@ -203,6 +205,7 @@ def _show_board(status: dict[str, Any], as_json: bool, refresh: bool) -> None:
     if refresh and output.is_terminal():
         click.clear()
     totals = status["totals"]
+    click.echo(f"EXTRACTION FLEET  {status['out']}")
     lines = [
         (row["name"], row["status"], f"{row['samples']:,}", f"{row['shards']:,}",
          text.size(row["bytes"]))
@@ -216,3 +219,6 @@ def _show_board(status: dict[str, Any], as_json: bool, refresh: bool) -> None:
             healthy=status["healthy"], working=status["working"], lost=status["needs_recovery"]
         )
     )
+    for row in status["workers"]:
+        if row["recovery"]:
+            click.echo(f"  {row['name']}: {text.one_line(row['recovery'])}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -35,11 +34,13 @@ def _export(
         context.invoke(dataset.export, out=out, folder=folder, site=site)
         return
     target = open_storage(folder)
+    stored = datasets.open_dataset(out)
+    kinds = {name.partition(".")[0] for name in stored.plan.sites}
     with translate_disk_errors(target, dataset.EXPORT_AGAIN):
         summary = pickle_shards.export_shards(
-            datasets.open_dataset(out),
+            stored,
             target,
-            site=site or "resid_post",
+            site=site or (kinds.pop() if len(kinds) == 1 else "resid_post"),
             shard_bytes=int(shard_gb * 2**30),
             pad_to=pad_to,
             compress=not no_compress,
@@ -99,39 +100,35 @@ def import_shards(folder: str, out: str, site: str, skip_torn: bool) -> None:
 
 @click.command(epilog=example_epilog("tpu extract streams tasks.jsonl streams --streams 32"))
 @click.argument("data")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder")
 @click.option("--streams", "count", type=click.IntRange(1), required=True, help="Number of files.")
 @click.option("--column", default="examples", show_default=True, help="Column with the pairs.")
 @click.option("--max-samples", type=click.IntRange(1), help="Total over all streams.")
 @click.option("--overwrite", is_flag=True, help="Replace existing streams.")
 def streams(
-    data: str, folder: Path, count: int, column: str, max_samples: int | None, overwrite: bool
+    data: str, folder: str, count: int, column: str, max_samples: int | None, overwrite: bool
 ) -> None:
     """Split a dataset of ARC pairs into stream_NNN.jsonl files.
 
-    DATA is Parquet, JSONL, or a dataset saved to disk. A task is a list of [input, output] pairs in
-    the column; the last pair is the test.
+    DATA is Parquet, JSONL, or a dataset saved to disk; FOLDER is a path, gs://… or s3://…. A task
+    is a list of [input, output] pairs in the column; the last pair is the test.
     """
-    existing = sorted(path for path in folder.glob("*") if tasks.STREAM_NAME.fullmatch(path.name))
+    storage = open_storage(folder)
+    existing = tasks.stored_streams(storage)
     if existing and not overwrite:
         raise Conflict(
             f"{folder} has {len(existing)} streams; choose another folder, or pass --overwrite"
         )
     rows = sources.read_records(data)
-    counts = tasks.write_streams(
-        (row.get(column) for row in rows), count, folder, max_samples=max_samples
+    counts = tasks.store_streams(
+        (row.get(column) for row in rows), count, storage, max_samples=max_samples
     )
     if not counts["tasks"]:
-        for number in range(count):
-            (folder / f"stream_{number:03d}.jsonl").unlink()
         raise BadInput(
             f"none of {format_count(counts['invalid'], 'row')} of {data} has two or more "
             f"[input, output] pairs of grids in its column {column!r}\n"
             "  next: name the column with --column"
         )
-    for path in existing:  # from an earlier call with more streams
-        if int(path.stem.rpartition("_")[2]) >= count:
-            path.unlink()
     click.echo(json.dumps(counts))
 
 

@@ -3,7 +3,6 @@ into streams, and plans it."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -119,24 +118,17 @@ def prepare_dataset(
     if _has_plan(storage):
         raise Conflict(f"{storage.url} is already planned; pass --skip-dataset to use that plan")
     rows = sources.read_records(str(remote_files.dataset_folder(dataset)))
-    with tempfile.TemporaryDirectory() as folder:
-        counts = tasks.write_streams(
-            (row.get(COLUMN) for row in rows),
-            streams,
-            Path(folder),
-            max_samples=max_samples,
-            first=stream_offset,
-        )
-        if not counts["tasks"]:
-            raise BadInput(f"no ARC pairs in column {COLUMN!r} of {dataset}")
-        uploads = {f"{STREAMS}/{path.name}": path for path in sorted(Path(folder).iterdir())}
-        for name, path in uploads.items():
-            storage.upload(path, name)
-        # An interrupted call with more workers may have left streams that would be read too.
-        for name in storage.names(f"{STREAMS}/"):
-            stream = tasks.STREAM_NAME.fullmatch(name.removeprefix(f"{STREAMS}/"))
-            if stream and name not in uploads:
-                storage.delete(name)
+    # An interrupted call with more workers may have left streams that would be read too.
+    counts = tasks.store_streams(
+        (row.get(COLUMN) for row in rows),
+        streams,
+        storage,
+        f"{STREAMS}/",
+        max_samples=max_samples,
+        first=stream_offset,
+    )
+    if not counts["tasks"]:
+        raise BadInput(f"no ARC pairs in column {COLUMN!r} of {dataset}")
     data = {"kind": "arc", "path": f"{storage.url.rstrip('/')}/{STREAMS}"}
     if Path(model).is_dir():  # workers have other working directories
         model = str(Path(model).absolute())

@@ -1,12 +1,14 @@
 """Exchange the bootstrap token of a host for the token of its slice.
 
 Every process on a TPU VM can read the bootstrap token in the instance metadata. The agent exchanges
-it once, before any workload runs; after that it is worthless.
+it before any workload runs; after that it is worthless without the nonce of that exchange. An agent
+that starts again has the same nonce if its host keeps one where only root can read it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -44,11 +46,11 @@ def exchange(
     """Return the slice token, which never leaves this process.
 
     Waits for an unreachable server up to `settings.server_timeout_seconds`. Raises Forbidden
-    when another agent has already exchanged the token for this host.
+    when the token has already been exchanged for this host with another nonce.
     """
     protect_memory()
     client = connect(settings, settings.bootstrap_token)
-    nonce = secrets.token_hex(16)
+    nonce = settings.nonce or secrets.token_hex(16)
     backoff = Backoff(first=INITIAL_BACKOFF_SECONDS, longest=MAX_BACKOFF_SECONDS)
     timeout, waited = settings.server_timeout_seconds, 0.0
     try:
@@ -66,6 +68,16 @@ def exchange(
             waited += delay
     finally:
         client.close()
+
+
+def read_nonce(file: int) -> str:
+    """The nonce of this host, which root opened for this process; then the file is closed for it
+    and for all processes that it starts."""
+    nonce = os.read(file, 1024).decode().strip()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, file)
+    os.close(nothing)
+    return nonce
 
 
 def protect_memory() -> None:

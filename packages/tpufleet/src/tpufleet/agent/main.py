@@ -12,8 +12,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from tpufleet.agent import bootstrap_token, threads
 from tpufleet.agent import settings as agent_settings
-from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import containment, watchdog
 from tpufleet.errors import BadInput, FleetError
@@ -55,6 +55,10 @@ def run(environ: Mapping[str, str]) -> int:
         containment.make_room_for_limits(contained.cgroup)
     elif contained.mechanism is containment.Mechanism.MARKS:
         containment.adopt_orphans()
+    if agent_settings.NONCE_FILE_VARIABLE in environ:
+        bootstrap_token.protect_memory()  # first: the watchdog is a copy of this process
+        nonce = bootstrap_token.read_nonce(int(environ[agent_settings.NONCE_FILE_VARIABLE]))
+        settings = replace(settings, nonce=nonce)
     guard = watchdog.Watchdog(contained)
     if not watchdog.kill_leftovers(contained):
         threads.log("processes of an earlier agent survived SIGKILL; continuing")
@@ -82,7 +86,6 @@ def _build_agent(
     # httpx would load its own command line, and with it rich and click: a third of our start-up.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # None blocks the import
     # Imported after the fork, so that the watchdog process stays small.
-    from tpufleet.agent import bootstrap_token
     from tpufleet.agent.loop import Agent, InboxMessage, PhaseChanged, ShutdownRequested
     from tpufleet.agent.workload.runner import AgentContext
     from tpufleet.clocks import SystemClock
@@ -93,7 +96,7 @@ def _build_agent(
         except FleetError as error:
             raise AgentRejected(str(error)) from error
         reporter.connected()
-        settings = replace(settings, token=token, bootstrap_token="")
+        settings = replace(settings, token=token, bootstrap_token="", nonce="")
     inbox: SimpleQueue[InboxMessage] = SimpleQueue()  # reentrant: signal handlers put into it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: inbox.put(ShutdownRequested()))

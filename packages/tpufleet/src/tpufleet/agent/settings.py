@@ -15,6 +15,7 @@ from tpufleet.runtime.context import whole_number
 
 CA_VARIABLE = "TPUFLEET_CA_CERTIFICATES"
 TOKEN_VARIABLE, BOOTSTRAP_TOKEN_VARIABLE = "TPUFLEET_TOKEN", "TPUFLEET_ENTRY"
+NONCE_FILE_VARIABLE = "TPUFLEET_NONCE_FD"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +26,7 @@ class AgentSettings:
     num_hosts: int  # of this slice
     token: str = field(repr=False)
     bootstrap_token: str = field(default="", repr=False)  # to exchange for the token, if set
+    nonce: str = field(default="", repr=False)  # to exchange it with; empty: a new one
     work_dir: Path  # holds one folder per attempt
     address: str  # at which other hosts of the gang reach this one
     coordinator_port: int

@@ -28,6 +28,7 @@ class Fleet:
         folder: Path,
         zones: tuple[str, ...],
         environ: Mapping[str, str] | None = None,
+        settings: Mapping[str, str] | None = None,
         **emulator: Any,
     ) -> None:
         self.folder = folder
@@ -47,6 +48,7 @@ class Fleet:
                     "zones": zones,
                     "endpoint": self.emulator.endpoint,
                     "gang_patience": "5s",
+                    **(settings or {}),
                 }
             ),
         )

@@ -66,12 +66,14 @@ def test_a_host_with_python_3_10_installs_the_bundle_and_its_agent_connects(host
     assert host.systemctl_calls().count("restart tpufleet-agent") == 1
     assert host.run("cat", "/run/agent.pid").stdout.strip() == agent
     assert host.report.stage is BootstrapStage.CONNECTED
-    # After a reboot the bundle is there; the bootstrap token has been used, which is reported.
+    # After a reboot the bundle is there, and the agent is accepted again.
+    earlier = control_plane.heartbeats[-1].boot
     host.reboot()
     result = host.startup()
     assert result.returncode == 0 and "downloading" not in result.stdout
-    wait_until(lambda: host.report.failed, 60, host.agent_log)
-    assert host.report.stage is BootstrapStage.CONNECTING
+    wait_until(lambda: control_plane.heartbeats[-1].boot != earlier, 60, host.agent_log)
+    connected(host, control_plane)
+    _run_job(control_plane, host, "j1.1")
     assert host.run("cat", "/proc/1/comm").stdout == "sleep\n"
 
 
@@ -81,34 +83,39 @@ print(sys.version_info[:2], "python" in sys.prefix, os.environ["VIRTUAL_ENV"] ==
 print([name for name in os.environ if "/opt/tpufleet" in os.environ[name]])
 print(tpufleet.run.__name__, subprocess.check_output(["tpu", "--version"], text=True).split()[0])
 try:
+    open("/opt/tpufleet/nonce")
+except PermissionError:
+    print("no nonce")
+try:
     import google.cloud.storage
 except ImportError:
     print("only what tpufleet needs")
 """
 
 
-def _run_job(control_plane, host):
+def _run_job(control_plane, host, attempt="j1.0"):
     """In its own environment, made by the bundle's uv, with nothing of the agent's but tpufleet,
     which works as everywhere."""
     wheels = host.root / "wheels"  # in place of an index
-    wheels.mkdir()
+    wheels.mkdir(exist_ok=True)
     for wheel in Path(ensurepip.__file__).parent.glob("_bundled/pip*.whl"):
         shutil.copy(wheel, wheels)
     control_plane.assignment = replace(
         ASSIGNMENT,
         env={"UV_FIND_LINKS": "/wheels", "UV_NO_INDEX": "1", "UV_OFFLINE": "1"},
-        attempt_id=AttemptId("j1.0"),
+        attempt_id=AttemptId(attempt),
         command=("python", "-c", PROGRAM),
         dependencies=(),
         checkpoint="",
     )
 
     def ended() -> bool:
-        return "exited with status" in control_plane.log("j1.0").partition("command:")[2]
+        return "exited with status" in control_plane.log(attempt).partition("command:")[2]
 
-    wait_until(ended, 120, lambda: control_plane.log("j1.0") + host.agent_log())
-    log = control_plane.log("j1.0")
+    wait_until(ended, 120, lambda: control_plane.log(attempt) + host.agent_log())
+    log = control_plane.log(attempt)
     assert "True True\n[]\nrun tpu" in log and "only what tpufleet needs" in log, log
+    assert "no nonce" in log
     control_plane.assignment = None
 
 

@@ -20,6 +20,7 @@ from tpufleet.providers.tpu_vm import rate_limit, zone_observer
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet_testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 from tpufleet_testbed.cloud_tpu.locations import IMMEDIATE
+from tpufleet_testbed.cloud_tpu.nodes import State
 
 
 def test_one_listing_is_two_paged_calls_for_each_zone(world):
@@ -58,6 +59,22 @@ def test_an_incomplete_listing_counts_as_unreachable(tpus, method):
     partial = world.provider.listing()
     assert [cloud.id for cloud in partial] == ["b"] and partial.unreachable_zones == {ZONE}
     assert set(world.listed()) == {"a", "b"}
+
+
+def test_a_preempted_node_is_fenced_while_its_siblings_are_still_deleted(world):
+    """So a new attempt waits for processes of the siblings alone, which their agents report."""
+    world.provider.request(order("a", "b"))
+    world.pass_time(30)
+    assert {each.state for each in world.listed().values()} == {CloudState.UP}
+    with world.emulator.cloud.lock:
+        now = world.emulator.cloud.run_due()
+        [first, _] = sorted(world.emulator.cloud.nodes.values(), key=lambda node: node.slice_index)
+        world.emulator.cloud.reclaim(first, now, State.PREEMPTED)
+    listed = world.listed()
+    assert {each.state for each in listed.values()} == {CloudState.PREEMPTED}
+    assert listed["a"].fenced and not listed["b"].fenced
+    world.pass_time(5)
+    assert all(each.fenced for each in world.listed().values())
 
 
 def test_the_listing_fails_if_no_zone_responds(tpus):

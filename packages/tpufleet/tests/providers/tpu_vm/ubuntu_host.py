@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -36,12 +37,13 @@ case "$1" in
   restart)
     if running; then kill "$(cat /run/agent.pid)"; fi
     user="$(sed -n 's/^User=//p' "$unit")"
-    mapfile -t environment < <(sed -n 's/^Environment=//p' "$unit")
+    mapfile -t environment < <(cat /etc/systemd/environment; sed -n 's/^Environment=//p' "$unit")
     read -ra command < <(sed -n 's/^ExecStart=//p' "$unit")
     cd "$(sed -n 's/^WorkingDirectory=//p' "$unit")"
+    input="$(sed -n 's/^StandardInput=file://p' "$unit")"  # opened as root
     setsid setpriv --reuid="$user" --regid="$user" --init-groups env -i HOME="/home/$user" \
       PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "${environment[@]}" \
-      "${command[@]}" >>/var/log/agent 2>&1 </dev/null &
+      "${command[@]}" >>/var/log/agent 2>&1 <"${input:-/dev/null}" &
     echo $! >/run/agent.pid
     ;;
 esac
@@ -74,36 +76,71 @@ def ubuntu_root() -> Path:
     return root
 
 
+# What the metadata server of every instance has.
+INSTANCE = {
+    "service-accounts/default/token": '{"access_token": "s3cret"}',
+    "network-interfaces/0/ip": "127.0.0.1",
+}
+
+
 class UbuntuHost:
-    def __init__(self, folder: Path, bundle: Path, server: str, *, chips: int = 4) -> None:
-        self.folder = folder
+    """`environ` is that of its services, as in the configuration of systemd; the `shared` folder is
+    there under the same path. With a metadata server and a name there, its attributes are those
+    that somebody else puts."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bundle: Path | None,
+        server: str,
+        *,
+        chips: int = 4,
+        metadata: MetadataServer | None = None,
+        name: str = "node",
+        environ: Mapping[str, str] | None = None,
+        shared: Path | None = None,
+    ) -> None:
+        self.folder, self.name = folder, name
         self.root = folder / "root"
         self.root.mkdir(parents=True)
         self._init: subprocess.Popen[bytes] | None = None
         self._loops: list[str] = []
-        self.metadata = MetadataServer()
-        self._bucket = _serve(bundle.parent)
-        self.attributes = {
-            "tpufleet-server": server,
-            "tpufleet-slices": '["s1"]',
-            "tpufleet-tokens": '{"s1": "bootstrap-token-77c1"}',
-            "tpufleet-hosts": "1",
-            "tpufleet-chips": str(chips),
-            "tpufleet-bundle": f"gs://{bundle.name}",
-            "tpufleet-bundle-sha256": hashlib.sha256(bundle.read_bytes()).hexdigest(),
-            "enable-guest-attributes": "TRUE",
-            "tpu-env": "NODE_ID: 's1'\n",
-        }
+        self._own_metadata = MetadataServer() if metadata is None else None
+        self.metadata = metadata or self._own_metadata
+        self._bucket = _serve(bundle.parent) if bundle else None
+        self.attributes = (
+            {}
+            if bundle is None
+            else {
+                "tpufleet-server": server,
+                "tpufleet-slices": '["s1"]',
+                "tpufleet-tokens": '{"s1": "bootstrap-token-77c1"}',
+                "tpufleet-hosts": "1",
+                "tpufleet-chips": str(chips),
+                "tpufleet-bundle": f"gs://{bundle.name}",
+                "tpufleet-bundle-sha256": hashlib.sha256(bundle.read_bytes()).hexdigest(),
+                "enable-guest-attributes": "TRUE",
+                "tpu-env": "NODE_ID: 's1'\n",
+            }
+        )
         for name in ("upper", "work"):
             (folder / name).mkdir()
         options = f"lowerdir={ubuntu_root()},upperdir={folder}/upper,workdir={folder}/work"
         _run("mount", "-t", "overlay", "overlay", "-o", options, self.root)
         (self.root / "usr/local/bin/systemctl").write_text(SYSTEMCTL)
         (self.root / "usr/local/bin/systemctl").chmod(0o755)
+        services = "".join(f"{key}={value}\n" for key, value in (environ or {}).items())
+        (self.root / "etc/systemd/environment").write_text(services)
         (self.root / "etc/resolv.conf").write_text(Path("/etc/resolv.conf").read_text())
         authorities = Path(os.environ.get("SSL_CERT_FILE", CERTIFICATES))
         if authorities.is_file():  # whom this machine trusts may depend on its network
-            shutil.copy(authorities, self.root / CERTIFICATES.lstrip("/"))
+            for path in (CERTIFICATES, "/usr/local/share/ca-certificates/machine.crt"):
+                shutil.copy(authorities, self.root / path.lstrip("/"))  # stays in an update, too
+        self._shared = None
+        if shared is not None:
+            self._shared = self.root / shared.relative_to("/")
+            self._shared.mkdir(parents=True)
+            _run("mount", "--bind", shared, self._shared)
         self.power_on()
         self.add_chips(chips)
 
@@ -165,21 +202,24 @@ class UbuntuHost:
     def startup(self, script: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
         """Run the startup script, as the machine does at boot; that of a host unless given."""
         (self.root / "startup.sh").write_text(script or startup_script.script())
-        values = metadata_server.instance_values(self.attributes)
-        values["service-accounts/default/token"] = '{"access_token": "s3cret"}'
-        values["network-interfaces/0/ip"] = "127.0.0.1"
-        self.metadata.put("node", values)
+        if self._own_metadata is not None:
+            self.metadata.put(self.name, metadata_server.instance_values(self.attributes))
+        for path, value in INSTANCE.items():
+            self.metadata.set_value(self.name, path, value)
+        storage = {}
+        if self._bucket is not None:
+            storage["TPUFLEET_STORAGE_URL"] = f"http://127.0.0.1:{self._bucket.server_port}"
         return self.run(
             "bash", "/startup.sh",
-            TPUFLEET_METADATA_URL=f"{self.metadata.url}/node/0",
-            TPUFLEET_STORAGE_URL=f"http://127.0.0.1:{self._bucket.server_port}",
+            TPUFLEET_METADATA_URL=f"{self.metadata.url}/{self.name}/0",
+            **storage,
             **environ,
         )  # fmt: skip
 
     @property
     def report(self) -> BootstrapReport | None:
         path = f"{bootstrap.GUEST_NAMESPACE}/{bootstrap.GUEST_KEY}"
-        values = self.metadata.guest_attributes("node", 0, path)
+        values = self.metadata.guest_attributes(self.name, 0, path)
         return bootstrap.parse_report(next(iter(values.values()), ""))
 
     def agent_log(self) -> str:
@@ -191,13 +231,15 @@ class UbuntuHost:
 
     def close(self) -> None:
         self.power_off()
-        umount = ["umount", self.root]  # busy until the last of its processes is gone
-        wait_until(lambda: subprocess.run(umount, capture_output=True).returncode == 0)
+        for folder in filter(None, (self._shared, self.root)):
+            _unmount(folder)
         for device in self._loops:
             _run("losetup", "--detach", device)
-        self.metadata.close()
-        self._bucket.shutdown()
-        self._bucket.server_close()
+        if self._own_metadata is not None:
+            self._own_metadata.close()
+        if self._bucket is not None:
+            self._bucket.shutdown()
+            self._bucket.server_close()
 
 
 def relocatable_python(folder: Path) -> Path:
@@ -262,6 +304,11 @@ def _serve(folder: Path) -> ThreadingHTTPServer:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     return server
+
+
+def _unmount(folder: Path) -> None:
+    umount = ["umount", folder]  # busy until the last of its processes is gone
+    wait_until(lambda: subprocess.run(umount, capture_output=True).returncode == 0)
 
 
 def _run(*command: str | Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from random import Random
 from typing import Any
 
 import numpy as np
+
+from tpufleet_activations.io.storage import Storage
 
 STREAM_NAME = re.compile(r"stream_(\d{3,})\.jsonl")
 Grid = list[list[int]]
@@ -144,6 +147,33 @@ def write_streams(
         for file in files:
             file.close()
     return {"streams": count, "tasks": written, "invalid": invalid}
+
+
+def store_streams(
+    samples: Iterable[Any],
+    count: int,
+    storage: Storage,
+    prefix: str = "",
+    *,
+    max_samples: int | None = None,
+    first: int = 0,
+) -> dict[str, int]:
+    """`write_streams`, in place of all streams that are there; without a task, nothing changes."""
+    with tempfile.TemporaryDirectory() as folder:
+        counts = write_streams(samples, count, Path(folder), max_samples=max_samples, first=first)
+        if counts["tasks"]:
+            drafts = {f"{prefix}{path.name}": path for path in sorted(Path(folder).iterdir())}
+            for name, draft in drafts.items():
+                storage.upload(draft, name)
+            for name in stored_streams(storage, prefix):
+                if name not in drafts:
+                    storage.delete(name)
+    return counts
+
+
+def stored_streams(storage: Storage, prefix: str = "") -> list[str]:
+    names = storage.names(prefix)
+    return [name for name in names if STREAM_NAME.fullmatch(name.removeprefix(prefix))]
 
 
 def _change_pair(pair: Mapping[str, Grid], change: Augmentation) -> dict[str, Grid]:

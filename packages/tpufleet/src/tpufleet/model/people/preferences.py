@@ -44,7 +44,9 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 SETTINGS: dict[str, Setting] = {
-    "monitor_after_run": Setting(True, "`tpu run` follows the job; false: as with --detach."),
+    "monitor_after_run": Setting(
+        True, "`tpu run`, `resume` and `rerun` follow the job; false: as with --detach."
+    ),
     "monitor_upd_time": Setting(5, "Seconds between two updates of `tpu jobs --watch`.", 1, 3600),
     "monitor_length": Setting(
         800, "Characters of the newest output in `tpu jobs --verbose`.", 0, 100_000

@@ -119,6 +119,10 @@ class ManualNodes:
         )
         return self.create(node.zone, node.name, request, tries=1, delay=0.0).node
 
+    @property
+    def has_data_disks(self) -> bool:
+        return bool(self._settings.data_disks)
+
     def attach_disks(
         self, zone: str, name: str, disks: Sequence[str], read_only: bool
     ) -> list[str]:

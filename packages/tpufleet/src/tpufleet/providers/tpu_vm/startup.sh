@@ -3,6 +3,7 @@
 # every boot; idempotent.
 readonly STATE_DIR="$ROOT/var/lib/tpufleet"
 readonly UNIT="$ROOT/etc/systemd/system/tpufleet-agent.service"
+readonly NONCE="$HOME_DIR/nonce"
 readonly PACKAGES="${TPUFLEET_PACKAGES_URL:-https://packages.cloud.google.com/apt}"
 readonly CHIP_WAIT="${TPUFLEET_CHIP_WAIT:-180}" # seconds
 
@@ -206,8 +207,17 @@ install_gcsfuse() {
   fi
 }
 
+# With it an agent that starts again, after a crash or a reboot, proves that it is the agent of this
+# host. systemd opens it for the agent, whose user, that of the jobs too, cannot.
+keep_nonce() {
+  if [[ -s "$NONCE" ]]; then return; fi
+  (umask 077 && od -A n -t x1 -N 16 /dev/urandom | tr -d ' \n' >"$NONCE.draft")
+  mv "$NONCE.draft" "$NONCE"
+}
+
 start_agent() {
   local draft line extra=''
+  keep_nonce
   for line in "${PROXY_ENVIRONMENT[@]}"; do extra+="Environment=$line"$'\n'; done
   # Docker gives its users root on the host, so the operator decides.
   if [[ "$(attribute_or tpufleet-containers no)" = yes ]] && getent group docker >/dev/null; then
@@ -226,6 +236,8 @@ Delegate=yes
 Environment=TPUFLEET_METADATA=$METADATA
 Environment=TPUFLEET_WORK=/var/lib/tpufleet/work
 Environment=TPUFLEET_JOB_PYTHON=uv
+Environment=TPUFLEET_NONCE_FD=0
+StandardInput=file:/opt/tpufleet/nonce
 ${extra}WorkingDirectory=/var/lib/tpufleet
 # -I: neither variables nor folders of the user reach the agent's Python.
 ExecStart=/opt/tpufleet/current/python/bin/python3 -I -m tpufleet agent

@@ -233,13 +233,15 @@ class ZoneObserver:
                 continue  # its node is gone; the queued resource goes with the others
             if queue_state is states.QueuedState.ACTIVE:
                 state, message = CloudState.FAILED, "its TPU VMs were deleted"
+            # A preempted node has no machines, while its siblings are still being deleted.
+            fenced = node is not None and node.cloud_slice.fenced
             cloud = CloudSlice(
                 id=slice_id,
                 zone=self.zone,
                 state=state,
                 message=message,
                 refusal=kind,
-                fenced=queue_state is states.QueuedState.SUSPENDED,
+                fenced=fenced or queue_state is states.QueuedState.SUSPENDED,
             )
             slices_queued.append(
                 ZoneSlice(

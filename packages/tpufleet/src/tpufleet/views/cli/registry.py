@@ -263,7 +263,7 @@ class RootGroup(LazyGroup):
     """`tpu`: its help fits one screen, and earlier names of commands lead to today's."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] in ("help", "tldr"):
+        if args[:1] in (["help"], ["tldr"]) or (args[:1] in (["-h"], ["--help"]) and args[1:]):
             args = [*args[1:], "--help"]
         elif args[:1] == ["version"]:
             args = ["--version"]

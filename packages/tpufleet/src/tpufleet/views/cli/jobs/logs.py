@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import JobDetail
@@ -12,9 +14,10 @@ from tpufleet.model.events import Event
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
-from tpufleet.views.cli.parameter_types import host_option
+from tpufleet.views.cli.parameter_types import Duration, host_option
 from tpufleet.views.cli.settings.preferences import use_time_zone
 
+SHOWN_EVENTS, MOST_EVENTS = 100, 10_000
 # Of events, beside jobs: the argument of the client, and the field of an event.
 SUBJECTS = {"slice": "slice_id", "pool": "pool", "user": "user", "reservation": "reservation"}
 FIELDS = {**SUBJECTS, "user": "by"}
@@ -112,9 +115,12 @@ class _EventsCommand(click.Command):
 )
 @click.argument("subject", metavar="[JOB|KIND:NAME]", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Follow until interrupted.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--since", type=Duration(), help="Only those of the last 2h, 7d, ….")
+@click.option(
+    "--limit", type=click.IntRange(1, MOST_EVENTS), help="Default: 100; with --since, all."
+)
 @json_option
-def events(subject: str | None, follow: bool, limit: int) -> None:
+def events(subject: str | None, follow: bool, since: timedelta | None, limit: int | None) -> None:
     """Print the events of JOB, of slice:ID, pool:NAME, user:NAME or reservation:ID, or of the whole
     fleet, oldest first."""
     kind, colon, name = (subject or "").partition(":")
@@ -123,7 +129,11 @@ def events(subject: str | None, follow: bool, limit: int) -> None:
     job = subject if not colon else None
     about: dict[str, Any] = {SUBJECTS[kind]: name} if colon else {}
     with connection.connect(follow=follow) as client:
+        limit = limit or (SHOWN_EVENTS if since is None else MOST_EVENTS)
         page = client.events(job, limit=limit, newest=True, **about)
+        if since is not None:
+            start = datetime.now(UTC) - since
+            page = replace(page, events=tuple(each for each in page.events if each.at >= start))
         if not output.as_json():
             use_time_zone(client)
         if output.as_json() and not follow:

@@ -113,8 +113,13 @@ def _resubmit(
     settings: tuple[str, ...],
     detach: bool,
 ) -> int:
-    from tpufleet.views.cli.jobs import submit
+    from tpufleet.views.cli.jobs import run_aliases, submit
 
+    if accelerator is not None:
+        target = run_aliases.resolve(accelerator, (), (), None)
+        accelerator = target.accelerator
+        if target.pool is not None:
+            settings = (f"pool={target.pool}", *settings)
     with connection.connect() as client:
         parent = client.job(job).job  # by id from here on: a name could mean the new job
         changes = changed_fields(
@@ -138,7 +143,7 @@ def _resubmit(
         how = "resumed" if action == "resume" else "rerunning"
         code = " with new code" if snapshot not in (None, parent.snapshot) else ""
         message = f"{how} {row.name} as {row.id} (parent {row.parent}){code}"
-        if detach:
+        if detach or not client.preferences().setting("monitor_after_run"):
             output.print_result(row, message)
             return 0
         if not output.as_json():

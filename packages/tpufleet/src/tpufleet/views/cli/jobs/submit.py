@@ -212,7 +212,12 @@ def _submit(
         for scanned in scans.values():
             snapshots.upload(client, scanned)
         new_jobs = [
-            new_job(job.document, job.spec, new_job_id(), scans[job.folder].digest)
+            new_job(
+                {**job.document, "workdir": str(job.folder)},  # what `.` meant
+                job.spec,
+                new_job_id(),
+                scans[job.folder].digest,
+            )
             for job in planned
         ]
         try:

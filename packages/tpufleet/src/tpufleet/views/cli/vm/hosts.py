@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +24,10 @@ from tpufleet.views.cli.vm.options import (
     ready_node,
     undo_hint,
 )
-from tpufleet.views.cli.vm.outcomes import NodeResult, show_outcomes
+from tpufleet.views.cli.vm.outcomes import NodeOutcome, NodeResult, show_outcomes
+
+if TYPE_CHECKING:
+    from tpufleet.compose.providers import ManualNodes
 
 _NFS = re.compile(r"[A-Za-z0-9.:_\[\]-]+:/\S*")
 _KEY = re.compile(r"[\x21-\x7e]{20,300}")
@@ -48,7 +52,8 @@ def check_env(name: str) -> int:
 @output.yes_option
 @json_option
 def repair(name: str, yes: bool) -> int:
-    """Repair a TPU VM: create it again if it was preempted, remove stale locks, check the chips.
+    """Repair a TPU VM: create it again if it was preempted, remove stale locks, check the chips,
+    and mount the disks of `tpu_vm.data_disks` again.
 
     No process is killed. The exit status is 1 when it is still unusable.
     """
@@ -72,8 +77,24 @@ def repair(name: str, yes: bool) -> int:
         output.print_status(f"{name}: {outcome.message}; removing stale locks")
         remote_commands.remove_stale_locks(node)
         outcome = remote_commands.check_devices(node)
-    show_outcomes([outcome])
-    return int(outcome.result is not NodeResult.OK)
+    outcomes = [outcome]
+    if outcome.result is NodeResult.OK and nodes.has_data_disks:
+        outcomes.append(_mount(nodes, node))
+    show_outcomes(outcomes)
+    return int(any(each.result not in (NodeResult.OK, NodeResult.MOUNTED) for each in outcomes))
+
+
+def _mount(
+    nodes: ManualNodes,
+    node: gcloud.NodeAddress,
+    disks: tuple[str, ...] = (),
+    *,
+    read_only: bool = True,
+    force: bool = False,
+) -> NodeOutcome:
+    for disk in nodes.attach_disks(node.zone, node.name, disks, read_only):
+        output.print_status(f"{node.name}: attached {disk}")
+    return remote_commands.mount_disks(node, force)
 
 
 @click.command("mount-disk", epilog=example("tpu vm mount-disk tpu-us-central1-a-0"))
@@ -111,9 +132,7 @@ def mount_disk(
     if nfs:
         outcome = remote_commands.mount_nfs(node, nfs, target, force)
     else:
-        for disk in nodes.attach_disks(node.zone, name, disks, not read_write):
-            output.print_status(f"{name}: attached {disk}")
-        outcome = remote_commands.mount_disks(node, force)
+        outcome = _mount(nodes, node, disks, read_only=not read_write, force=force)
     show_outcomes([outcome])
     return int(outcome.result is not NodeResult.MOUNTED)
 
