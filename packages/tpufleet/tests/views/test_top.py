@@ -140,7 +140,7 @@ def compare_picture(pilot: Pilot[None], name: str) -> None:
 
 def test_every_key_is_on_the_screen_at_80_columns():
     assert len(KEYS) <= 80
-    for word in ("filter", "logs", "why", "resume", "rerun", "cancel", "tag", "note", "compare"):
+    for word in ("filter", "logs", "why", "resume", "rerun", "cancel", "tag", "note"):
         assert word in KEYS
 
 
@@ -334,22 +334,6 @@ def test_why_and_logs_open_over_the_table(fleet):
         await until_shown(pilot, "step 2 loss 0.4")
         await pilot.press("q")
         await until(pilot, lambda: not isinstance(pilot.app.screen, LogDialog))
-
-    run(fleet, journey)
-
-
-def test_marked_jobs_are_compared(fleet):
-    async def journey(pilot: Pilot[None]) -> None:
-        await select(pilot, "baseline")
-        await pilot.press("x")
-        await until_shown(pilot, "mark two or more jobs")
-        for name in ("baseline", "resnet-50-large-batch"):
-            await select(pilot, name)
-            await pilot.press("space")
-        await until_shown(pilot, "● baseline")
-        await pilot.press("x")
-        await until(pilot, lambda: isinstance(pilot.app.screen, TextDialog))
-        await until_shown(pilot, "job-old", "job-run", "sweep-1, paper")
 
     run(fleet, journey)
 

@@ -20,10 +20,8 @@ from tpufleet.model.api_types import JobChanges, JobRow
 from tpufleet.model.events import Event
 from tpufleet.model.job.jobs import ENDED_STATES, JobId
 from tpufleet.views import text
-from tpufleet.views.cli.jobs.compare import code_lines, comparison_table, plot_lines
 from tpufleet.views.cli.jobs.jobs import names_owner
 from tpufleet.views.cli.jobs.resume import changes_from_line
-from tpufleet.views.cli.output import aligned
 from tpufleet.views.top import tables
 from tpufleet.views.top.dialogs import LineDialog, LogDialog, QuestionDialog, TextDialog
 from tpufleet.views.top.tables import COLUMNS, FleetView, Tab, TableRow
@@ -38,7 +36,7 @@ REFRESH_AFTER_SECONDS = 0.3
 # Progress of running jobs makes no event.
 PROGRESS_SECONDS = 5.0
 RECONNECT_SECONDS = 5.0
-KEYS = "/filter l:logs w:why r:resume R:rerun c:cancel t:tag n:note ␣:mark x:compare q"
+KEYS = "/filter l:logs w:why r:resume R:rerun c:cancel t:tag n:note q"
 
 
 class TopApp(App[None]):
@@ -73,8 +71,6 @@ class TopApp(App[None]):
         Binding("c", "cancel", "Cancel"),
         Binding("t", "tag", "Tag"),
         Binding("n", "note", "Note"),
-        Binding("space", "mark", "Mark"),
-        Binding("x", "compare", "Compare marked"),
         Binding("escape", "clear_filter", "Clear the filter"),
     ]
 
@@ -438,33 +434,6 @@ class TopApp(App[None]):
             return f"{row.name}: {describe(row)}"
 
         self._call(call)
-
-    def action_mark(self) -> None:
-        if (job_id := self._job) is not None:
-            marked = self._view.marked
-            if job_id in marked:
-                marked.remove(job_id)
-            else:
-                marked.append(job_id)
-            self._show()
-
-    def action_compare(self) -> None:
-        jobs = list(self._view.marked)
-        if len(jobs) < 2:
-            self.notify("mark two or more jobs with the space bar", severity="warning")
-            return
-
-        def compare() -> str:
-            comparison = self._client.compare(jobs)
-            series = [self._client.metrics(row.id) for row in comparison.jobs]
-            titles, rows = comparison_table(comparison)
-            lines = [*aligned([titles, *rows]), *code_lines(comparison, diff=False)]
-            lines += plot_lines(series, width=min(64, self.size.width - 16))
-            shown = Text("\n".join(lines), no_wrap=True)
-            self.call_from_thread(self.push_screen, TextDialog("compare", shown))
-            return ""
-
-        self._call(compare)
 
 
 def _cell(cell: tables.Cell) -> Text:

@@ -65,7 +65,6 @@ class FleetView:
     slices: tuple[SliceRow, ...] = ()
     queue: tuple[QueueEntry, ...] = ()
     events: list[Event] = field(default_factory=list)  # newest first
-    marked: list[JobId] = field(default_factory=list)  # in this order
 
     def add_event(self, event: Event) -> None:
         self.events.insert(0, event)
@@ -95,12 +94,11 @@ class FleetView:
     def _job(self, row: JobRow, now: datetime) -> TableRow:
         kind = short_name(row.accelerator)
         kind = kind if row.slices == 1 else f"{row.slices}×{kind}"
-        mark = "● " if row.id in self.marked else ""
         notes = f" · {row.notes}" if row.notes else ""
         return TableRow(
             row.id,
             (
-                mark + row.name, (row.state.value, text.colour(row.state)), kind,
+                row.name, (row.state.value, text.colour(row.state)), kind,
                 text.progress(row.progress), str(row.attempts),
                 text.duration(now - row.submitted_at), row.owner, ",".join(row.tags) or "-",
                 row.reason,

@@ -166,7 +166,7 @@ def _without_continued(client: FleetClient, ended: Mapping[JobId, JobId | None])
     continued = set()
     for row in client.all_jobs(state="live"):
         parent = row.parent
-        while parent in ended:
+        while parent is not None and parent in ended:
             continued.add(parent)
             parent = ended[parent]
     return [job_id for job_id in ended if job_id not in continued]

@@ -20,7 +20,7 @@ def top(query: tuple[str, ...]) -> None:
 
     QUERY is a query of `tpu jobs`. The keys are on the screen: `/` filters, `a` shows all users,
     `l` shows logs, `w` explains, `r` resumes, `R` reruns with edits, `c` cancels, `t` tags, `n`
-    writes a note, space marks, `x` compares the marked jobs, `q` quits.
+    writes a note, `q` quits.
     """
     with optional_packages("tpu top", "top"):
         from tpufleet.views.top.app import TopApp
