@@ -45,6 +45,10 @@ _SEQUENCE = re.compile(
     r"|\x1b[ -/]*[0-~]?"
     rf"|[{_CONTROLS}]"
 )
+# What jax.distributed prints on CPU devices, up to 80 lines for each process.
+_CONNECTIONS = re.compile(
+    r"(?:\[\d+\] )?(?:\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[ \w]*:? \d+\s*)+"
+)
 
 
 def colour(state: str) -> str:
@@ -57,9 +61,11 @@ def without_control_characters(text: str) -> str:
     return _CONTROL.sub("�", text)
 
 
-def program_output(line: str) -> str:
-    """A line of untrusted output for a terminal: it keeps its colours and its progress bars, and
-    can do nothing else to the terminal."""
+def program_output(line: str) -> str | None:
+    """A line of untrusted output as people read it, also from a pipe: it keeps its colours and its
+    progress bars, and can do nothing else to a terminal. None: nobody needs it."""
+    if _CONNECTIONS.fullmatch(line):
+        return None
     shown = _SEQUENCE.sub(lambda found: found["kept"] or "", line)
     return f"{shown}\x1b[0m" if "\x1b" in shown else shown
 
@@ -69,8 +75,9 @@ def program_lines(pieces: Iterable[str]) -> Iterator[str]:
     rest = ""
     for piece in pieces:
         *lines, rest = (rest + piece).split("\n")
-        yield "".join(f"{program_output(line)}\n" for line in lines)
-    yield program_output(rest)
+        shown = map(program_output, lines)
+        yield "".join(f"{line}\n" for line in shown if line is not None)
+    yield program_output(rest) or ""
 
 
 def one_line(text: str) -> str:
