@@ -46,6 +46,7 @@ class Token:
     pool: str | None = None  # limited to jobs in this pool; None: not limited
     replaced_by: str | None = None  # id of the token that it was rotated to
     session_of: str | None = None  # of a browser session: id of the token that logged it in
+    created_by: tuple[str, ...] = ()  # ids of the token and the session that it was created with
 
     def expired(self, now: datetime) -> bool:
         return self.expires_at is not None and now >= self.expires_at
