@@ -68,8 +68,7 @@ def _explain_waiting(
         details.append(f"{count_of(ahead, 'job')} ahead in the queue for {name}{when}")
     elif start is not None and start > now:
         details.append(
-            f"next in pool {job.spec.pool}; starts in {format_duration(start - now)} at the "
-            "latest, when the time limits of enough running jobs expire"
+            f"next in pool {job.spec.pool}; starts in {format_duration(start - now)} at the latest"
         )
     moments += [start] if start is not None and (ahead or start > now) else []
     refusals = blocking_refusals(store, job, now)
