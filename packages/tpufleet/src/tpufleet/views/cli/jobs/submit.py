@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
     from tpufleet.client.snapshots import Scan
 
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
 DETACHED = 130  # exit status after Ctrl-C, as for any interrupted program
 
 _host = host_option("Show the output of this host, or of all.", default=0)
@@ -203,6 +206,13 @@ def _submit(
     from tpufleet.client import snapshots
     from tpufleet.client.fleet import new_job, new_job_id
 
+    for job in planned:
+        if names := literal_variables(job.spec.command):
+            output.print_status(
+                f"warning: {job.where}no shell replaces {', '.join(names)}: the program gets the "
+                "text as it is\n  next: pass the command as one argument, a script: "
+                f"-- '{shlex.join(job.spec.command[:1])} … {names[0]}'"
+            )
     limit = connection.settings().snapshot_limit
     scans = {folder: snapshots.scan(folder, limit) for folder in {job.folder for job in planned}}
     if dry_run:
@@ -228,6 +238,14 @@ def _submit(
             _show_submitted(rows, accelerators)
             return
         context.exit(follow_jobs(client, rows, accelerators, host=host))
+
+
+def literal_variables(command: Sequence[str]) -> list[str]:
+    """`$NAME` and `${NAME}` in arguments, unless one of them is a shell that gets a script."""
+    shells = [at for at, word in enumerate(command) if word.rpartition("/")[2] in SHELLS]
+    if any(re.fullmatch(r"-\w*c\w*", word) for at in shells for word in command[at + 1 :]):
+        return []
+    return list(dict.fromkeys(found[0] for word in command for found in _VARIABLE.finditer(word)))
 
 
 def _located(message: str, planned: list[PlannedJob]) -> str:
