@@ -732,3 +732,34 @@ def test_an_unknown_token_is_reported_in_one_error(world, tpu, tmp_path):
     answer = tpu("jobs")
     assert answer.exit_code == 1
     assert answer.stderr.startswith("error: ") and answer.stderr.count("error: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("run python train.py", "next: `tpu run v5e-16 -- python train.py`"),
+        ("run train.py -- lr=1", "next: `tpu run v5e-16 -- train.py lr=1`"),
+        ("run v5 -- python train.py", "such as v5e-1, to request"),
+        ("submit train.py", "next: `tpu run v5e-16 -- python train.py`"),
+        ("status job-1", "`tpu show JOB` shows a job"),
+        ("show job-1 job-2", "it shows one job"),
+        ("budget set mel 100", "`budgets` in the config file of the server"),
+        ("priority job-1 5", "job job-1 has already succeeded"),
+        ("user create zoe", "did you mean `tpu user add`?"),
+        ("config set timezone", "`tpu config` lists the settings"),
+        ("run v5e-4 --zone us-centrall-a --detach -- true", "did you mean us-central1-a?"),
+        ("resume job-1", "job job-1 has already succeeded"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered_with_what_is_meant(world, tpu, typed, said):
+    world.submit()
+    world.end_job("job-1", JobState.SUCCEEDED)
+    assert said in tpu(*typed.split()).stderr
+
+
+def test_tokens_are_revoked_with_all_of_a_user(world, admin, tpu):
+    admin.ok("token", "create", "--user", "mel")
+    ended = admin.ok("token", "revoke", "--all", "mel")
+    assert ended.startswith("revoked 2 tokens: ")
+    assert "pass one of TOKEN and --all USER" in admin("token", "revoke").stderr
+    assert "unknown token" in tpu("jobs").stderr

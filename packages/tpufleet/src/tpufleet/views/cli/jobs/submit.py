@@ -17,7 +17,7 @@ from tpufleet.model.api_types import JobRow
 from tpufleet.model.fleet.slices import SIMULATED, SIMULATED_PROVIDERS
 from tpufleet.model.job import job_file
 from tpufleet.model.job.jobs import JobId, JobSpec, JobState
-from tpufleet.model.tpu import prices
+from tpufleet.model.tpu import prices, tpu_zones
 from tpufleet.model.tpu.prices import Estimate
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views import text
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
     from tpufleet.client.snapshots import Scan
 
+PROGRAMS = ("python", "python3", "bash", "sh", "uv")
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
 DETACHED = 130  # exit status after Ctrl-C, as for any interrupted program
@@ -103,6 +104,9 @@ def run(
     """
     from tpufleet.views.cli.jobs import job_files, run_aliases
 
+    if accelerator in PROGRAMS or Path(accelerator).suffix in job_files.PROGRAMS:
+        typed = shlex.join((accelerator, *command))
+        raise BadInput(f"{accelerator}: not a TPU type\n  next: `tpu run v5e-16 -- {typed}`")
     target = run_aliases.resolve(accelerator, command, config_values, folder)
     if target.pool and not options.get("pool"):
         options["pool"] = target.pool
@@ -207,6 +211,11 @@ def _submit(
     from tpufleet.client.fleet import new_job, new_job_id
 
     for job in planned:
+        for zone in job.spec.zones:
+            if near := tpu_zones.misspelt(zone):
+                output.print_status(
+                    f"warning: {job.where}no zone {zone} is known; did you mean {near}?"
+                )
         if names := literal_variables(job.spec.command):
             output.print_status(
                 f"warning: {job.where}no shell replaces {', '.join(names)}: the program gets the "
