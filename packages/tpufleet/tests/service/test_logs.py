@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from dataclasses import replace
@@ -272,3 +273,13 @@ def test_a_progress_bar_moves_while_it_is_followed(tmp_path):
     assert shown == ["start", " 10%|#    |", " 20%|#    |", "100%|#####|", "done"]
     whole = files.lines(ATTEMPT, HOST, 0, complete=True)
     assert [line for line, _ in whole.lines] == ["start", "100%|#####|", "done"]
+
+
+def test_why_tells_when_the_last_output_came(running):
+    running.change_job("job-1", state=JobState.RUNNING)
+    assert not any("last output" in each for each in running.client().why("job-1").details)
+    running.send_log(ATTEMPT, HOST, 0, b"step 1\n")
+    log = LogFiles(running.folder / "logs").path(ATTEMPT, HOST)
+    at = (running.clock.now() - timedelta(minutes=25)).timestamp()
+    os.utime(log, (at, at))
+    assert "last output of host 0 25 min ago" in running.client().why("job-1").details

@@ -744,7 +744,7 @@ def test_an_unknown_token_is_reported_in_one_error(world, tpu, tmp_path):
         ("status job-1", "`tpu show JOB` shows a job"),
         ("show job-1 job-2", "it shows one job"),
         ("budget set mel 100", "`budgets` in the config file of the server"),
-        ("priority job-1 5", "job job-1 has already succeeded"),
+        ("priority job-1 5", "job-1 has already ended: the priority is that of its reruns"),
         ("user create zoe", "did you mean `tpu user add`?"),
         ("config set timezone", "`tpu config` lists the settings"),
         ("run v5e-4 --zone us-centrall-a --detach -- true", "did you mean us-central1-a?"),

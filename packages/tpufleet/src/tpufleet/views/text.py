@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta, tzinfo
 
-from tpufleet.model.api_types import JobExplanation
+from tpufleet.model.api_types import JobExplanation, JobRow
 from tpufleet.model.events import Event
 from tpufleet.model.fleet.hosts import Progress
+from tpufleet.model.job.jobs import JobState
 
 GOOD, BUSY, AMBER, BAD, QUIET = "green", "cyan", "dark_orange", "red", "dim"
 
@@ -107,6 +108,8 @@ def age(at: datetime | None, now: datetime | None = None) -> str:
     return f"{duration(since)} ago" if since > timedelta(0) else f"in {duration(-since)}"
 
 
+SILENT_AFTER = timedelta(minutes=10)  # longer than a step and most checkpoints
+
 _time_zone: ContextVar[tzinfo | None] = ContextVar("time_zone", default=None)
 
 
@@ -129,6 +132,13 @@ def progress(reported: Progress | None) -> str:
     if not reported.total:
         return f"step {reported.step}"
     return f"{reported.step}/{reported.total} ({min(reported.step / reported.total, 1):.0%})"
+
+
+def job_progress(row: JobRow, now: datetime | None = None) -> str:
+    """With the age of the last step, of a running job that has been silent for long."""
+    shown, at = progress(row.progress), row.progress.at if row.progress is not None else None
+    silent = at is not None and (now or datetime.now(UTC)) - at > SILENT_AFTER
+    return f"{shown}, {age(at, now)}" if silent and row.state is JobState.RUNNING else shown
 
 
 # By what programs print. `compiled` is over.

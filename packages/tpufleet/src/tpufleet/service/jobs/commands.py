@@ -97,7 +97,6 @@ def change_job(context: CommandContext, job: Job, changes: JobChanges) -> Job:
     if not changed:
         return job
     if "priority" in changed:
-        require_live(job)
         require_priority(context.caller, spec.priority)
     by = context.caller.name
     values = ", ".join(f"{name} to {_shown(value)}" for name, value in changed.items())
