@@ -38,6 +38,7 @@ def test_no_time_is_a_dash():
         (None, "-"),
         (Progress(), "-"),
         (Progress(message="compiling"), "compiling"),
+        (Progress(checkpoint_step=35), "checkpoint 35"),
         (Progress(step=7), "step 7"),
         (Progress(step=30, total=120), "30/120 (25%)"),
         (Progress(step=9, total=3), "9/3 (100%)"),

@@ -127,8 +127,11 @@ def local_time(at: datetime, now: datetime | None = None) -> str:
 
 
 def progress(reported: Progress | None) -> str:
-    if reported is None or reported.step is None:
-        return reported.message if reported is not None and reported.message else "-"
+    if reported is None:
+        return "-"
+    if reported.step is None:
+        at = reported.checkpoint_step
+        return reported.message or ("-" if at is None else f"checkpoint {at}")
     if not reported.total:
         return f"step {reported.step}"
     return f"{reported.step}/{reported.total} ({min(reported.step / reported.total, 1):.0%})"
