@@ -761,5 +761,5 @@ def test_tokens_are_revoked_with_all_of_a_user(world, admin, tpu):
     admin.ok("token", "create", "--user", "mel")
     ended = admin.ok("token", "revoke", "--all", "mel")
     assert ended.startswith("revoked 2 tokens: ")
-    assert "pass one of TOKEN and --all USER" in admin("token", "revoke").stderr
+    assert "pass one of TOKEN, --all USER" in admin("token", "revoke").stderr
     assert "unknown token" in tpu("jobs").stderr

@@ -80,7 +80,7 @@ def _owner(call: ApiCall) -> str:
 
 
 def _audit_revoke_tokens(call: ApiCall) -> AuditSubject:
-    return AuditSubject(action=AuditAction.REVOKE_TOKEN, target=_owner(call), detail="all tokens")
+    return AuditSubject(action=AuditAction.REVOKE_TOKEN, target=_owner(call))
 
 
 def _secret_scope(shared: bool) -> str:

@@ -269,8 +269,7 @@ def revoke_token(token_id: str | None, user: str | None) -> None:
 
     The token that you use stays valid unless you name it.
     """
-    if (token_id is None) == (user is None):
-        raise BadInput("pass one of TOKEN and --all USER")
+    output.require_one({"TOKEN": token_id is not None, "--all USER": user is not None})
     with connection.connect() as client:
         ended = client.revoke_token(token_id) if token_id else client.revoke_tokens(user or "")
     ids = ", ".join(row.id for row in ended.revoked)
