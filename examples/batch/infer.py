@@ -77,6 +77,7 @@ def main(*, out, units: int, unit_rows: int, unit_seconds: float) -> None:
             print(error, flush=True)
         done = len(queue.committed())
         runtime.progress(done, total=units)
+    runtime.progress(units, total=units)  # others may have committed the last ones
     if here.process_id == 0:
         commits = queue.committed()
         listing = {unit: dict(commit.outcome) for unit, commit in commits.items()}

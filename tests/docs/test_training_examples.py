@@ -281,6 +281,14 @@ def test_maxtext_gets_the_parallelism_of_its_slices(tmp_path, kind, slices):
     assert {"enable_checkpointing=true", "base_output_directory=gs://b/c"} <= set(arguments)
 
 
+@pytest.mark.parametrize("loss", ["10.871", "1e-05", "2.5E+3", "nan", "inf"])
+def test_every_loss_that_maxtext_prints_is_found(loss):
+    spec = job_file.parse_job(yaml.safe_load((EXAMPLES / "maxtext/job.yaml").read_text()))
+    line = f"completed step: 49, seconds: 1.9, TFLOP/s/device: 61.2, loss: {loss}, total_weights: 8"
+    found = {name: re.search(pattern, line)[1] for name, pattern in spec.metrics.items()}
+    assert found == {"step": "49", "loss": loss}
+
+
 def requirement_names(file: Path) -> set[str]:
     return set(re.findall(r"^[a-z0-9-]+", file.read_text(), re.MULTILINE))
 

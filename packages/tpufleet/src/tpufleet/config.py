@@ -207,6 +207,22 @@ class Config(Settings, frozen=True, kw_only=True):
         addresses = [f"http://{self.listen}", *([self.public_url] if self.public_url else [])]
         return not all(is_loopback(address) for address in addresses)
 
+    def check_certificate(self) -> None:
+        """Raises BadInput when the server could not start with it."""
+        if self.tls_cert is None or self.tls_key is None:
+            return
+        import ssl  # slow, and only servers need it here
+
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        except OSError as error:
+            reason = getattr(error, "reason", None) or error.strerror
+            raise BadInput(
+                f"tls_key: {self.tls_key} is not the private key of {self.tls_cert}, both in PEM: "
+                f"{reason}"
+            ) from error
+
     def check_transport(self) -> None:
         """Raises BadInput when tokens and secrets would cross a network without encryption."""
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -105,10 +105,11 @@ def test_docker_on_the_server_mounts_no_folder_that_the_job_chose(harness, docke
     hidden = harness.folder / "state"
     (hidden / "checkpoints").mkdir(parents=True)
     own = hidden / "checkpoints" / "j1"
-    harness.assign("true", image="lab/train:7", checkpoint=str(harness.checkpoint))
+    theirs = {"image": "lab/train:7", "owned_by_admin": True}
+    harness.assign("true", checkpoint=str(harness.checkpoint), **theirs)
     harness.start_process(PATH=host_environ(docker)["PATH"], TPUFLEET_HIDDEN=str(hidden))
     assert "cannot be mounted into an image on `local`" in harness.wait_for_exit().log_line
-    harness.assign("true", image="lab/train:7", checkpoint=str(own), attempt_id="j1.1")
+    harness.assign("true", checkpoint=str(own), attempt_id="j1.1", **theirs)
     assert harness.wait_for_exit("j1.1").clean
     assert f"--volume={own}:{own}" in calls(docker)[0]
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -251,6 +252,99 @@ def test_a_job_of_root_runs_as_another_user(reachable_folder):
     assert (attempt / "code" / "token").read_text() == ""
     assert not (base / "escaped").exists()
     assert f"jobs run as user {nobody.pw_uid}" in found.description
+
+
+# What jobs of one machine could pass to each other; each prints whether it was there before.
+SHARING = """
+import ctypes, os, platform, resource, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def file(path):
+    there = os.path.exists(path)
+    open(path, "w").close()
+    return there
+def system_v():
+    there = libc.shmget(0x7F01, 64, 0o666) != -1
+    assert libc.shmget(0x7F01, 64, 0o1666) != -1
+    return there
+def abstract_socket():
+    try:
+        socket.socket(socket.AF_UNIX).connect("\\0tpufleet-test-" + sys.argv[1])
+        return True
+    except OSError:
+        pass
+    listener.bind("\\0tpufleet-test-" + sys.argv[1]) if int(sys.argv[2]) else None
+    listener.listen() if int(sys.argv[2]) else None
+    return False
+def keyring():
+    add, find = {"x86_64": (248, 250), "aarch64": (217, 219)}[platform.machine()]
+    there = libc.syscall(find, 10, -4, b"user", sys.argv[1].encode(), 0) != -1
+    libc.syscall(add, b"user", sys.argv[1].encode(), b"x", ctypes.c_size_t(1), -4)
+    return there
+listener = socket.socket(socket.AF_UNIX)
+found = [name for name, there in {
+    "/tmp": file("/tmp/tpufleet-test-" + sys.argv[1]),
+    "/var/tmp": file("/var/tmp/tpufleet-test-" + sys.argv[1]),
+    "/dev/shm": file("/dev/shm/tpufleet-test-" + sys.argv[1]),
+    "System V": system_v(), "abstract socket": abstract_socket(), "keyring": keyring(),
+}.items() if there]
+print(found, resource.getrlimit(resource.RLIMIT_NPROC)[0], flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def program_in(opened, folder, *argv):
+    """It runs until the end of the block. Yields its first line."""
+    reader, writer = os.pipe()
+    with tempfile.TemporaryFile() as variables:
+        variables.write(json.dumps({**os.environ, **opened.environment}).encode())
+        variables.seek(0)
+        command = opened.wrap(argv, folder, errors=writer, environment=variables.fileno())
+        with subprocess.Popen(
+            command,
+            pass_fds=(writer, variables.fileno()),
+            env={},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            try:
+                yield process.stdout.readline().decode().strip()
+            finally:
+                process.kill()
+                opened.close()
+                os.close(writer)
+                os.close(reader)
+
+
+def test_jobs_of_members_share_nothing_with_other_jobs(reachable_folder):
+    state = reachable_folder / "state"
+    found = containment.detect(state, [state])
+    if not found.isolated:
+        pytest.skip(found.isolation_error)
+    if os.geteuid() == 0:
+        found = containment.with_users(found, "", "nobody")
+    member = found.for_owner(admin=False)
+    name = uuid.uuid4().hex
+    folders = [state / f"job-{each}.0" for each in range(2)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    first = member.open(folders[0], "")
+    with program_in(first, folders[0], sys.executable, "-c", SHARING, name, "1") as before:
+        second = member.open(folders[1], "")
+        with program_in(second, folders[1], sys.executable, "-c", SHARING, name, "0") as shown:
+            assert before.startswith("[] "), before
+            assert shown.startswith("[] "), shown
+            assert 0 < int(shown.split()[-1]) <= containment.MAX_PROCESSES
+    for folder in containment.SCRATCH:
+        assert not (folder / f"tpufleet-test-{name}").exists()
+
+
+def test_a_checkpoint_that_would_end_with_the_job_is_refused(tmp_path):
+    found = containment.detect(tmp_path, [tmp_path / "state"])
+    (tmp_path / "state").mkdir()
+    member = replace(found, isolated=True).for_owner(admin=False)
+    with pytest.raises(PermissionError, match="hidden from jobs"):
+        member.open(tmp_path / "state", "/tmp/checkpoint")
 
 
 def test_an_unknown_user_for_jobs_is_refused(tmp_path):

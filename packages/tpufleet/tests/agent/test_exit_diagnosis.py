@@ -62,3 +62,22 @@ def test_without_cgroup_counters_there_are_no_oom_kills(tmp_path):
 
 def test_the_last_line_skips_lines_of_the_agent():
     assert exit_diagnosis.last_line(["a", "boom ", "", "[tpufleet] stopping"]) == "boom"
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: no'
+
+
+@pytest.mark.parametrize(
+    ("output", "line", "unexplained"),
+    [
+        ("step 9\nloss=0.5", "loss=0.5", True),
+        ("", "", True),
+        (f"{TRACEBACK}\nAborted (core dumped)", "ValueError: no", False),
+        (f"{TRACEBACK}\nstep 10", "step 10", True),
+    ],
+    ids=["output", "nothing", "exception", "handled exception"],
+)
+def test_only_an_exception_or_a_signature_explains_an_exit(output, line, unexplained):
+    failed = Exit(at=datetime.now(UTC), status=3)
+    exit = exit_diagnosis.exit_of_finished(failed, 0, output.split("\n"))
+    assert (exit.log_line, exit.unexplained) == (line, unexplained)

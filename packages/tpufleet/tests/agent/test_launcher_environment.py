@@ -8,8 +8,6 @@ import pwd
 import re
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -49,17 +47,17 @@ MEMBERS_OF_ROOT = [each for each in SETTINGS if each.values[2]]
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder that every user may write to."""
-    with tempfile.TemporaryDirectory(prefix="tpufleet-launcher-") as name:
-        Path(name).chmod(0o777)
-        yield Path(name)
+def shared(harness) -> Path:
+    """The checkpoint folder: its job writes there, and every program of the agent can."""
+    folder = harness.folder / "state" / "checkpoints" / "job"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    return folder
 
 
 def agent_settings(harness, mechanism: Mechanism, hidden: bool, user: bool) -> dict[str, str]:
     """The environment of the agent; skips where this host cannot do it."""
     state = harness.folder / "state"
-    state.mkdir()
     environ = {"TPUFLEET_CONTAINMENT": str(mechanism)}
     if hidden:
         environ["TPUFLEET_HIDDEN"] = str(state)
@@ -91,6 +89,7 @@ def test_loader_variables_reach_only_the_programs_of_the_job(
     harness.assign(
         "/bin/true", setup=("/bin/sleep", "0"),
         env={"LD_DEBUG": "libs"}, secrets={"LD_DEBUG_OUTPUT": f"{shared}/loader"},
+        checkpoint=str(shared),
     )  # fmt: skip
     harness.start_process(**environ)
     assert harness.wait_for_exit().clean, harness.log()
@@ -113,7 +112,7 @@ def test_a_library_of_the_job_runs_only_in_its_programs(harness, shared, mechani
     subprocess.run(
         ["cc", "-w", "-shared", "-fPIC", "-o", library, shared / "library.c"], check=True
     )
-    harness.assign("/bin/sleep", "0", env={"LD_PRELOAD": str(library)})
+    harness.assign("/bin/sleep", "0", env={"LD_PRELOAD": str(library)}, checkpoint=str(shared))
     harness.start_process(**environ)
     assert harness.wait_for_exit().clean, harness.log()
     job_uid = pwd.getpwnam("nobody").pw_uid if user else os.geteuid()
@@ -122,12 +121,15 @@ def test_a_library_of_the_job_runs_only_in_its_programs(harness, shared, mechani
 
 
 @pytest.mark.parametrize(("mechanism", "hidden", "user"), SETTINGS)
-def test_no_process_of_the_agent_has_a_variable_of_the_job(harness, mechanism, hidden, user):
+def test_no_process_of_the_agent_has_a_variable_of_the_job(
+    harness, shared, mechanism, hidden, user
+):
     environ = agent_settings(harness, mechanism, hidden, user)
     harness.assign(
         "sh", "-c", 'echo "ready $CANARY$SECRET_CANARY$PATH"; exec /bin/sleep 600',
         env={"CANARY": "one-", "PATH": "/canary:/usr/bin:/bin"},
         secrets={"SECRET_CANARY": "two-secrets"},
+        checkpoint=str(shared),
     )  # fmt: skip
     agent = harness.start_process(**environ)
     harness.wait_for_log("ready one-***/canary:")

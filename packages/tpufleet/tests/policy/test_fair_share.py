@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from tpufleet.policy.scheduling.fair_share import UsageLedger, advance, usage_step, usage_steps
 from tpufleet.policy.scheduling.placement import Occupant
-from tpufleet.policy.scheduling.queue_forecast import Forecast, QueuedDemand, forecast_queue
+from tpufleet.policy.scheduling.queue_forecast import (
+    Claim,
+    Forecast,
+    QueuedDemand,
+    forecast_queue,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WEEK = timedelta(days=7)
@@ -90,6 +95,41 @@ def forecast(job, hours, behind=None, until=None):
 )
 def test_forecast(queue, available, occupants, expected):
     assert forecast_queue(queue, available, occupants, NOW) == expected
+
+
+def claim(hours, slices=1, owner="zoe", starts=0):
+    start, end = NOW + starts * hour, NOW + hours * hour
+    return Claim(owner=owner, slices=slices, starts_at=start, ends_at=end)
+
+
+@pytest.mark.parametrize(
+    ("demand", "available", "claims", "room", "hours"),
+    [
+        pytest.param({}, 1, [claim(2)], {}, 2, id="reserved by another"),
+        pytest.param({}, 2, [claim(2)], {}, 0, id="enough is left"),
+        pytest.param({"owner": "zoe"}, 1, [claim(2)], {}, 0, id="its own reservation"),
+        pytest.param({}, 1, [claim(3, starts=2)], {}, 0, id="ends before the reservation"),
+        pytest.param({"hours": 4}, 1, [claim(3, starts=2)], {}, 3, id="would run into it"),
+        pytest.param({}, 1, [claim(2), claim(5, starts=2)], {}, 5, id="one after the other"),
+        pytest.param({"begins": 3}, 1, [], {}, 3, id="budget of a later period"),
+        pytest.param({}, 1, [], {"mel": 0}, None, id="quota, until an unknown end"),
+        pytest.param({}, 1, [], {"mel": 0, "end": 6}, 6, id="quota, until its own job ends"),
+        pytest.param({}, 1, [], {"zoe": 0}, 0, id="quota of another"),
+    ],
+)
+def test_forecast_within_limits(demand, available, claims, room, hours):
+    begins = NOW + demand["begins"] * hour if "begins" in demand else None
+    job = QueuedDemand(
+        job_id="a",
+        slices=1,
+        runs_for=demand.get("hours", 1) * hour,
+        owner=demand.get("owner", "mel"),
+        not_before=begins,
+    )
+    ends = NOW + room["end"] * hour if "end" in room else None
+    own = Occupant(job_id="x", priority=0, since=NOW, slices=1, ends_by=ends, owner="mel")
+    (found,) = forecast_queue([job], available, [own], NOW, claims, room)
+    assert found.starts_at == (None if hours is None else NOW + hours * hour)
 
 
 demands = st.builds(queued, st.uuids().map(str), st.integers(1, 4), st.none() | st.integers(1, 9))

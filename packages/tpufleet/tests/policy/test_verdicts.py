@@ -347,4 +347,10 @@ def test_a_signal_is_named_before_the_last_output():
     host = make_host(0, "s-1")
     killed = Exit(signal=9, at=NOON, log_line="secret is ***")
     shown = describe_exit(host, killed)
-    assert shown == "killed by signal 9 on host 0 of s-1; its last output: secret is ***"
+    assert shown == "killed by signal 9 on host 0 of s-1; last line: secret is ***"
+
+
+def test_the_last_line_of_output_is_not_taken_for_the_cause():
+    host = make_host(0, "s-1")
+    exit = Exit(status=3, at=NOON, log_line="loss=0.5", unexplained=True)
+    assert describe_exit(host, exit) == "exit status 3 on host 0 of s-1; last line: loss=0.5"

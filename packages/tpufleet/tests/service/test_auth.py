@@ -133,6 +133,58 @@ def test_a_token_that_was_withdrawn_is_refused_at_once(service):
             laptop.me()
 
 
+def test_what_was_created_with_a_stolen_token_is_revoked_with_it(service):
+    mel, stolen = service.client("mel"), service.client("mel").create_token(note="laptop")
+    kept = mel.create_token(note="ci")
+    with FleetClient(service.url, stolen.token) as thief:
+        child = thief.create_token(note="hidden")
+    with FleetClient(service.url, child.token) as thief:
+        grandchild = thief.rotate_token(child.id, timedelta(hours=1))
+    ended = mel.revoke_token(stolen.id)
+    assert {row.id for row in ended.revoked} == {stolen.id, child.id, grandchild.id}
+    for token in (stolen, child, grandchild):
+        with FleetClient(service.url, token.token) as thief, pytest.raises(Unauthorized):
+            thief.me()
+    with FleetClient(service.url, kept.token) as ci:
+        assert ci.me().name == "mel"
+
+
+def test_a_token_stays_valid_when_the_one_that_it_replaced_is_revoked_with_it(service):
+    old = service.client("mel").create_token()
+    with FleetClient(service.url, old.token) as client:
+        new = client.rotate_token(old.id, timedelta(hours=1))
+    with FleetClient(service.url, new.token) as client:
+        assert [row.id for row in client.revoke_token(old.id).revoked] == [old.id]
+        assert client.me().name == "mel"
+
+
+def test_revoking_an_admins_token_names_what_it_created_for_others(service):
+    ada = service.client("ada")
+    laptop = ada.create_token()
+    with FleetClient(service.url, laptop.token) as client:
+        for_mel = client.create_token(user="mel")
+    with FleetClient(service.url, for_mel.token) as client:
+        of_mel = client.create_token()
+    ended = ada.revoke_token(laptop.id)
+    assert [row.id for row in ended.revoked] == [laptop.id]
+    assert {row.id for row in ended.remaining} == {for_mel.id, of_mel.id}
+    revoked = {row.id for row in ada.revoke_tokens("mel").revoked}
+    assert revoked >= {for_mel.id, of_mel.id}
+    with pytest.raises(Unauthorized):
+        service.client("mel").me()
+
+
+def test_a_user_revokes_all_their_tokens_but_the_one_in_use(service):
+    mel = service.client("mel")
+    others = {mel.create_token().id for _ in range(3)}
+    assert {row.id for row in mel.revoke_tokens("mel").revoked} == others
+    assert mel.me().name == "mel"
+    with pytest.raises(Forbidden):
+        mel.revoke_tokens("ada")
+    with pytest.raises(NotFound):
+        service.client("ada").revoke_tokens("nobody-here")
+
+
 def test_the_hash_of_a_token_is_all_that_is_kept(service):
     new_token = service.client("mel").create_token()
     kept = repr(service.store.tokens())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -16,7 +18,9 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import AttemptId, AttemptState
 from tpufleet.model.job.jobs import JobState
+from tpufleet.service.api.agents import LATE_OUTPUT
 from tpufleet.service.files.logs import LogFiles, LogGap
+from tpufleet.stores.base import ChangeSet
 
 ATTEMPT, HOST = AttemptId("job-1.0"), HostId("s1/0")
 
@@ -76,6 +80,21 @@ def test_a_log_is_taken_for_an_attempt_of_the_slice_only(running):
     running.add_slice("s2", None)
     assert running.send_log(ATTEMPT, "s2/0", 0, b"x").status_code == 403
     assert running.send_log("job-1.7", HOST, 0, b"x").status_code == 404
+
+
+def test_a_slice_adds_nothing_to_the_log_of_its_previous_user(running):
+    """A pool keeps its slices: the next user's job may read the token of the slice."""
+    attempt = running.store.attempt(ATTEMPT)
+    ended = replace(attempt, state=AttemptState.ENDED, ended_at=running.clock.now())
+    running.store.commit(ChangeSet(attempts=[ended]))
+    assert running.send_log(ATTEMPT, HOST, 0, b"the end").status_code == 200, "shortly afterwards"
+    running.submit("job-2", by="mo")
+    running.add_slice("s1", "job-2", with_hosts=False)
+    assert running.send_log(ATTEMPT, HOST, 7, b"forged").status_code == 403
+    running.add_slice("s1", None, with_hosts=False)
+    running.clock.advance(LATE_OUTPUT + timedelta(seconds=1))
+    assert running.send_log(ATTEMPT, HOST, 7, b"forged").status_code == 403
+    assert "".join(running.client().logs("job-1", host=0)) == "the end\n"
 
 
 def test_an_attempt_id_never_leads_out_of_the_folder(running):
@@ -254,3 +273,13 @@ def test_a_progress_bar_moves_while_it_is_followed(tmp_path):
     assert shown == ["start", " 10%|#    |", " 20%|#    |", "100%|#####|", "done"]
     whole = files.lines(ATTEMPT, HOST, 0, complete=True)
     assert [line for line, _ in whole.lines] == ["start", "100%|#####|", "done"]
+
+
+def test_why_tells_when_the_last_output_came(running):
+    running.change_job("job-1", state=JobState.RUNNING)
+    assert not any("last output" in each for each in running.client().why("job-1").details)
+    running.send_log(ATTEMPT, HOST, 0, b"step 1\n")
+    log = LogFiles(running.folder / "logs").path(ATTEMPT, HOST)
+    at = (running.clock.now() - timedelta(minutes=25)).timestamp()
+    os.utime(log, (at, at))
+    assert "last output of host 0 25 min ago" in running.client().why("job-1").details

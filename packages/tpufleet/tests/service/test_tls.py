@@ -25,10 +25,11 @@ from tests.polling import wait_until
 from tests.server_process import Server
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
+from tpufleet import config
 from tpufleet.client import tls
 from tpufleet.client.agents import AgentClient
 from tpufleet.client.fleet import FleetClient
-from tpufleet.errors import Unreachable, UntrustedCertificate
+from tpufleet.errors import BadInput, Unreachable, UntrustedCertificate
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet.service.transport import http_server
@@ -78,6 +79,19 @@ def test_clients_and_agents_trust_the_configured_ca(secure, certificate):
         assert agent.send_heartbeat(secure.make_heartbeat("s1/0")).assignment is None
     finally:
         agent.close()
+
+
+def test_a_key_of_another_certificate_is_named_before_the_server_starts(certificate, tmp_path):
+    other = make_certificate(tmp_path)
+
+    def settings(key: Path) -> config.Config:
+        files = {"TPUFLEET_TLS_CERT": str(certificate.cert), "TPUFLEET_TLS_KEY": str(key)}
+        return config.load(files, tmp_path)
+
+    for key in (other.key, certificate.cert):
+        with pytest.raises(BadInput, match=f"tls_key: {key} is not the private key of"):
+            settings(key).check_certificate()
+    settings(certificate.key).check_certificate()
 
 
 def test_an_unknown_certificate_and_plain_http_are_rejected(secure):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from starlette.requests import Request
 
 from tpufleet.service.web.pages import WebPages
@@ -30,3 +31,14 @@ def test_a_page_that_is_built_while_the_server_runs_is_served(tmp_path: Path):
     assert answer(pages) == (200, b"second")
     (folder / "index.html").unlink()  # the next build has begun
     assert answer(pages) == (200, b"second")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "told"),
+    [("https", "fleet", True), ("http", "fleet", False), ("https", "localhost", False)],
+)
+def test_a_browser_is_told_to_stay_with_https(tmp_path: Path, scheme, host, told):
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
+    request = Request({**scope, "scheme": scheme, "server": (host, 8443)})
+    headers = WebPages(tmp_path).respond(request).headers
+    assert ("Strict-Transport-Security" in headers) == told

@@ -299,6 +299,43 @@ def test_an_argument_in_two_words_is_replaced(world, tpu, argument, expected, sa
     assert list(world.store.job(JobId(row["id"])).spec.command) == expected
 
 
+@pytest.mark.parametrize("verb", ["resume", "rerun"])
+def test_an_argument_of_a_script_is_a_variable_of_its_environment(world, tpu, verb):
+    world.submit(command="python train.py --lr $LR", env={"LR": "1", "SEED": "2"})
+    world.end_job("job-1")
+    row = tpu.json(verb, "job-1", "LR=0.1", "--detach")
+    spec = world.store.job(JobId(row["id"])).spec
+    assert spec.env == {"LR": "0.1", "SEED": "2"} and "train.py --lr $LR" in spec.command[-1]
+
+
+def test_a_succeeded_job_is_resumed_only_with_a_change(world, tpu):
+    world.submit(command=["train.py", "steps=10"])
+    world.end_job("job-1", JobState.SUCCEEDED)
+    refused = tpu("resume", "job-1", "--detach")
+    assert refused.exit_code == 1 and "job-1 has already succeeded" in refused.stderr
+    assert [job.id for job in world.store.jobs(JobQuery())] == ["job-1"]
+    assert tpu.json("resume", "job-1", "steps=20", "--detach")["parent"] == "job-1"
+    assert tpu.json("rerun", "job-1", "--detach")["parent"] == "job-1"
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (["python", "t.py", "--to", "$CKPT"], "$CKPT"),
+        (["python", "t.py", "--to=${CKPT}/a", "$HOME"], "${CKPT}, $HOME"),
+        (["./bash", "train.sh", "$CKPT"], "$CKPT"),
+        (["bash", "-c", "python t.py --to $CKPT"], ""),
+        (["env", "A=1", "/bin/bash", "-eu", "-lc", 'echo "$A"'], ""),
+        (["python t.py --to $CKPT"], ""),
+        (["python", "t.py", "cost=5$", "$5"], ""),
+    ],
+)
+def test_variables_that_no_shell_replaces_are_named(world, tpu, command, names):
+    for dry_run in ("--dry-run", "--detach"):
+        said = tpu("run", "v5e-4", dry_run, "--", *command).stderr
+        assert (f"no shell replaces {names}:" in said) if names else "no shell" not in said
+
+
 def test_an_argument_with_dashes_is_explained(world, tpu):
     world.submit()
     world.end_job("job-1")
@@ -335,7 +372,7 @@ def test_a_dry_run_knows_the_provider_of_a_pool(world, admin, tpu):
     assert "nothing is billed" in printed
 
 
-def test_an_argument_of_a_script_is_not_replaced(world, tpu):
+def test_an_argument_that_a_script_does_not_use_is_refused(world, tpu):
     world.submit(command="python train.py lr=1")
     world.end_job("job-1")
     answer = tpu("rerun", "job-1", "lr=2", "--detach")
@@ -702,3 +739,34 @@ def test_an_unknown_token_is_reported_in_one_error(world, tpu, tmp_path):
     answer = tpu("jobs")
     assert answer.exit_code == 1
     assert answer.stderr.startswith("error: ") and answer.stderr.count("error: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("run python train.py", "next: `tpu run v5e-16 -- python train.py`"),
+        ("run train.py -- lr=1", "next: `tpu run v5e-16 -- train.py lr=1`"),
+        ("run v5 -- python train.py", "such as v5e-1, to request"),
+        ("submit train.py", "next: `tpu run v5e-16 -- python train.py`"),
+        ("status job-1", "`tpu show JOB` shows a job"),
+        ("show job-1 job-2", "it shows one job"),
+        ("budget set mel 100", "`budgets` in the config file of the server"),
+        ("priority job-1 5", "job-1 has already ended: the priority is that of its reruns"),
+        ("user create zoe", "did you mean `tpu user add`?"),
+        ("config set timezone", "`tpu config` lists the settings"),
+        ("run v5e-4 --zone us-centrall-a --detach -- true", "did you mean us-central1-a?"),
+        ("resume job-1", "job job-1 has already succeeded"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered_with_what_is_meant(world, tpu, typed, said):
+    world.submit()
+    world.end_job("job-1", JobState.SUCCEEDED)
+    assert said in tpu(*typed.split()).stderr
+
+
+def test_tokens_are_revoked_with_all_of_a_user(world, admin, tpu):
+    admin.ok("token", "create", "--user", "mel")
+    ended = admin.ok("token", "revoke", "--all", "mel")
+    assert ended.startswith("revoked 2 tokens: ")
+    assert "pass one of TOKEN, --all USER" in admin("token", "revoke").stderr
+    assert "unknown token" in tpu("jobs").stderr

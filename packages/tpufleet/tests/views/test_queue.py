@@ -10,8 +10,16 @@ from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tests.views.job_scenarios import cancelled
 from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job.jobs import JobState
+from tpufleet.model.people.budgets import (
+    BUDGET_REPORT,
+    BudgetPeriod,
+    BudgetReport,
+    BudgetScope,
+    BudgetUse,
+)
 from tpufleet.model.values.encoding import to_json
 from tpufleet.policy.scheduling.fair_share import LEDGER_NAME, UsageLedger
 from tpufleet.stores.base import ChangeSet
@@ -56,6 +64,28 @@ def test_a_job_without_the_reservation_that_it_requires_has_no_start(world, tpu:
     submit(world, "next", pool=pool)
     starts = {each["job"]["name"]: each["earliest_start"] for each in tpu.json("queue")["queue"]}
     assert starts["needs"] is None and starts["next"] is not None
+
+
+def test_a_job_starts_after_the_reservation_of_another_user_everywhere(world, tpu, admin, pool):
+    world.add_slice("s-1", None, pool=pool)
+    admin.ok("reserve", pool, "--for", "1h")
+    submit(world, "next", pool=pool, timeout="30m")
+    ends = world.store.documents(Reservation)[0].ends_at.isoformat().replace("+00:00", "Z")
+    (entry,) = tpu.json("queue")["queue"]
+    assert entry["earliest_start"] == ends
+    assert tpu.json("why", "next")["until"] == ends
+
+
+def test_a_spent_budget_keeps_a_job_from_starting_now(world, tpu, pool):
+    world.add_slice("s-1", None, pool=pool)
+    spent = BudgetUse(
+        scope=BudgetScope.USER, name="mel", usd=1, period=BudgetPeriod.TOTAL, spent=2, since=None
+    )
+    submit(world, "next", pool=pool)
+    assert tpu.json("queue")["queue"][0]["earliest_start"] is not None
+    report = BudgetReport(budgets=(spent,), now=world.clock.now())
+    world.store.put_metadata(BUDGET_REPORT, to_json(report).decode())
+    assert tpu.json("queue")["queue"][0]["earliest_start"] is None
 
 
 def test_own_jobs_are_reordered_but_not_ahead_of_others(world, tpu: Tpu, admin: Tpu, pool):

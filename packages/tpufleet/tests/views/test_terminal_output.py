@@ -94,6 +94,23 @@ def test_logs_reach_a_terminal_without_control_sequences_unless_raw(world, tpu):
         raw = Terminal(tpu, "logs", "--raw", *follow, "job-1")
         assert raw.end() == 0 and ATTACK in raw.shown
         assert ATTACK in tpu.ok("logs", "--raw", *follow, "job-1")
+        assert tpu.ok("logs", *follow, "job-1") == "[0] aredz\n", "a pipe may end in a terminal"
+
+
+CONNECTED = (
+    "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+)
+
+
+def test_logs_leave_out_how_many_processes_jax_connected_unless_raw(world, tpu):
+    start_job(world)
+    lines = (f"{CONNECTED}\n" * 3, f"{CONNECTED}{CONNECTED}\n", "step 1\n", f"seen: {CONNECTED}\n")
+    world.send_log("job-1.0", "slice-1/0", 0, "".join(lines).encode())
+    end_job(world, "job-1", JobState.SUCCEEDED)
+    for follow in ((), ("--follow",)):
+        shown = tpu.ok("logs", *follow, "job-1").splitlines()
+        assert shown == ["[0] step 1", f"[0] seen: {CONNECTED}"]
+        assert len(tpu.ok("logs", "--raw", *follow, "job-1").splitlines()) == 6
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from tpufleet.model.api_types import JobRow
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.hosts import Progress
 from tpufleet.model.fleet.slices import SliceState
@@ -37,6 +38,7 @@ def test_no_time_is_a_dash():
         (None, "-"),
         (Progress(), "-"),
         (Progress(message="compiling"), "compiling"),
+        (Progress(checkpoint_step=35), "checkpoint 35"),
         (Progress(step=7), "step 7"),
         (Progress(step=30, total=120), "30/120 (25%)"),
         (Progress(step=9, total=3), "9/3 (100%)"),
@@ -140,3 +142,20 @@ def test_a_sequence_that_is_split_between_pieces_is_removed(at):
 def test_texts_of_users_have_no_control_characters(sign):
     assert text.one_line(f"a{sign}b") in ("a\ufffdb", "a b")
     assert sign not in text.without_control_characters(f"a{sign}b")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "state", "expected"),
+    [
+        (9, JobState.RUNNING, "step 7"),
+        (25, JobState.RUNNING, "step 7, 25 min ago"),
+        (25, JobState.SUCCEEDED, "step 7"),
+    ],
+)
+def test_the_last_step_of_a_silent_job_has_its_age(minutes, state, expected):
+    row = JobRow(
+        id="j", name="j", owner="mel", state=state, reason="", accelerator="v5litepod-16",
+        slices=1, pool=None, priority=0, tags=(), submitted_at=NOW, ended_at=None, attempts=1,
+        progress=Progress(step=7, at=NOW - timedelta(minutes=minutes)), parent=None,
+    )  # fmt: skip
+    assert text.job_progress(row, NOW) == expected

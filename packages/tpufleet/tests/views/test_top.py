@@ -21,16 +21,17 @@ pytest.importorskip("textual", reason="the extra `top` is not installed")
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
-from tests.service.harness import ServiceHarness
+from tests.service.harness import SPEC, ServiceHarness
 from tests.views.cli_runner import Tpu
 from tests.views.job_scenarios import end_job, record_event, start_job
 from tests.views.test_terminal_output import FAILURE
 from tpufleet.errors import install_command
+from tpufleet.model.api_types import NewJob
 from tpufleet.model.fleet.hosts import Phase, Progress
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet.stores.base import JobQuery
-from tpufleet.views.top.app import KEYS, TopApp
+from tpufleet.views.top.app import KEYS, MAX_JOBS, TopApp
 from tpufleet.views.top.dialogs import LogDialog, TextDialog
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -368,3 +369,13 @@ def test_without_textual_the_extra_is_named(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
     assert f"next: {install_command('tpufleet[top]')}" in done.stderr
+
+
+def test_counts_of_the_newest_jobs_only_say_so(fleet):
+    with fleet.client("mel") as client:
+        client.submit([NewJob(id=JobId(f"more-{at}"), spec=SPEC) for at in range(MAX_JOBS)])
+
+    async def journey(pilot: Pilot[None]) -> None:
+        await until_shown(pilot, "newest 200, mel: ")
+
+    run(fleet, journey, size=(160, 40))

@@ -52,6 +52,7 @@ from tpufleet.model.api_types import (
     ReservationExtension,
     ReservationPage,
     ResubmitRequest,
+    RevokedTokens,
     SecretNames,
     SecretValue,
     SignedLink,
@@ -457,8 +458,12 @@ class FleetClient:
         path = "/audit" if token is None else f"/tokens/{path_segment(token)}/audit"
         return self._get(path, AuditPage, user=user, before=before, limit=limit).entries
 
-    def revoke_token(self, token_id: str) -> None:
-        self._call("DELETE", f"/tokens/{path_segment(token_id)}")
+    def revoke_token(self, token_id: str) -> RevokedTokens:
+        return self._call("DELETE", f"/tokens/{path_segment(token_id)}", RevokedTokens)
+
+    def revoke_tokens(self, user: str) -> RevokedTokens:
+        """All of a user but the one in use."""
+        return self._call("DELETE", "/tokens", RevokedTokens, params={"user": user})
 
     def secrets(self) -> SecretNames:
         return self._get("/secrets", SecretNames)

@@ -94,6 +94,7 @@ class LeadershipTerm:
             now,
             installation.settings.default_providers,
             installation.server_url,
+            installation.settings.slices_per_user,
         )
         self._listed_at: dict[str, datetime] = {}
         self._list_now = threading.Event()

@@ -31,8 +31,10 @@ class ProviderHealthLog:
         now: datetime,
         default_providers: Sequence[str] = (),
         server_url: str = "",
+        slices_per_user: int | None = None,
     ) -> None:
         self._server_url = server_url
+        self._slices_per_user = slices_per_user
         self._zones = {name: tuple(zones) for name, zones in zones_by_provider.items()}
         self._default_providers = tuple(default_providers)
         self._answered_at: dict[str, datetime | None] = dict.fromkeys(self._zones)
@@ -85,6 +87,7 @@ class ProviderHealthLog:
             reported_at=now,
             version=tpufleet.__version__,
             server_url=self._server_url,
+            slices_per_user=self._slices_per_user,
             providers=tuple(
                 ProviderHealth(
                     name=name,

@@ -18,12 +18,15 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import signal
 import stat
+import struct
 import sys
 import warnings  # noqa: F401  # `os.execvpe` imports it, when we may no longer read it
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000
+CLONE_NEWIPC = 0x8000000  # System V shared memory, semaphores and queues; POSIX queues
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, LAST_CAPABILITY = 24, 38, 63
@@ -39,6 +42,17 @@ _LOCKED_FLAGS = {
     "nodiratime": 2048,
     "relatime": 1 << 21,
 }
+# By machine: its number for audits, and those of add_key, request_key and keyctl. Keyrings belong
+# to a user, and have no namespaces.
+KEY_CALLS = {
+    "x86_64": (0xC000003E, (248, 249, 250)),
+    "aarch64": (0xC00000B7, (217, 218, 219)),
+}
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER, SECCOMP_ALLOW, SECCOMP_ERRNO = 22, 2, 0x7FFF0000, 0x50000
+LOAD_WORD, JUMP_IF_EQUAL, JUMP_IF_ABOVE, RETURN = 0x20, 0x15, 0x35, 0x06
+OTHER_ABI = 0x40000000  # from this number on: calls of x32
+LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
+LANDLOCK_VERSION, LANDLOCK_SCOPES_SINCE, LANDLOCK_SCOPE_ABSTRACT_SOCKETS = 1, 6, 1
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,9 +77,9 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 def init(settings: dict) -> int:
     """Create the namespaces; returns in a child that is process 1 of them."""
     isolated, privileged = settings["isolated"], os.geteuid() == 0
-    create_namespaces(privileged)
+    create_namespaces(privileged, CLONE_NEWIPC if isolated else 0)
     if isolated:
-        hide(settings["hidden"], settings["visible"])
+        hide(settings["hidden"], settings["visible"], settings["scratch"])
         if privileged:
             protect_system()
     ignore_signals()
@@ -87,9 +101,9 @@ def init(settings: dict) -> int:
     os._exit(0)
 
 
-def create_namespaces(privileged: bool) -> None:
+def create_namespaces(privileged: bool, more: int) -> None:
     uid, gid = os.geteuid(), os.getegid()
-    kinds = CLONE_NEWNS | CLONE_NEWPID | (0 if privileged else CLONE_NEWUSER)
+    kinds = CLONE_NEWNS | CLONE_NEWPID | (0 if privileged else CLONE_NEWUSER) | more
     call("unshare", kinds)
     if not privileged:
         for name, text in (
@@ -102,10 +116,14 @@ def create_namespaces(privileged: bool) -> None:
     mount("", "/", flags=MS_REC | MS_PRIVATE)
 
 
-def hide(hidden: list, visible: list) -> None:
-    """Cover the hidden folders and files, except the visible folders inside them."""
+def hide(hidden: list, visible: list, scratch: dict) -> None:
+    """Cover the hidden folders and files, except the visible folders inside them. Scratch folders,
+    given with their size, begin empty and end with the namespaces."""
     kept = [(path, open_exactly(path)) for path in visible]
     covered = []
+    for path, size in scratch.items():
+        if os.path.isdir(path):
+            mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={size}")
     for path in hidden:
         if os.path.isdir(path):
             mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
@@ -161,6 +179,41 @@ def drop_capabilities() -> None:
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
+def keep_to_itself(limits: dict) -> None:
+    """What no namespace does: no keyring and no abstract socket that other jobs have, too. The
+    limits are for hosts whose control groups set none."""
+    for name, value in limits.items():
+        kind = getattr(resource, name)
+        hardest = resource.getrlimit(kind)[1]
+        value = value if hardest == resource.RLIM_INFINITY else min(value, hardest)
+        resource.setrlimit(kind, (value, value))
+    if _libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, LANDLOCK_VERSION) >= LANDLOCK_SCOPES_SINCE:
+        rules = (ctypes.c_uint64 * 3)(0, 0, LANDLOCK_SCOPE_ABSTRACT_SOCKETS)
+        ruleset = _libc.syscall(LANDLOCK_CREATE_RULESET, rules, ctypes.sizeof(rules), 0)
+        call("syscall", LANDLOCK_RESTRICT_SELF, ruleset, 0)
+        os.close(ruleset)
+    if os.uname().machine in KEY_CALLS:
+        refuse_calls(*KEY_CALLS[os.uname().machine])
+
+
+def refuse_calls(machine: int, numbers: tuple) -> None:
+    """As if the kernel did not have them; nor those of other machines, which have other numbers."""
+    count = len(numbers)
+    filters = [
+        (LOAD_WORD, 0, 0, 4),
+        (JUMP_IF_EQUAL, 0, count + 3, machine),
+        (LOAD_WORD, 0, 0, 0),
+        (JUMP_IF_ABOVE, count + 1, 0, OTHER_ABI),
+        *((JUMP_IF_EQUAL, count - at, 0, number) for at, number in enumerate(numbers)),
+        (RETURN, 0, 0, SECCOMP_ALLOW),
+        (RETURN, 0, 0, SECCOMP_ERRNO | errno.ENOSYS),
+    ]
+    program = b"".join(struct.pack("HBBI", *each) for each in filters)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HP", len(filters), ctypes.addressof(buffer))
+    call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0)
+
+
 def become(uid: int, gid: int) -> None:
     """For good: the saved ids change too, and no program can regain privileges."""
     os.setgroups([])
@@ -187,6 +240,8 @@ def run(settings: dict, argv: list) -> int:
                 drop_capabilities()
             if settings["user"]:
                 become(*settings["user"])
+            if settings["private"]:
+                keep_to_itself(settings["limits"])
             execute(argv, settings["environment"])
     except OSError as error:
         os.write(settings["errors"], f"{error.errno} {error.strerror}".encode())
@@ -202,7 +257,7 @@ def run(settings: dict, argv: list) -> int:
 
 def enter_namespaces(process: int) -> None:
     folder = f"/proc/{process}/ns"
-    kinds = [("pid", CLONE_NEWPID), ("mnt", CLONE_NEWNS)]
+    kinds = [("ipc", CLONE_NEWIPC), ("pid", CLONE_NEWPID), ("mnt", CLONE_NEWNS)]
     if os.stat(f"{folder}/user").st_ino != os.stat("/proc/self/ns/user").st_ino:
         kinds.insert(0, ("user", CLONE_NEWUSER))
     descriptors = [(os.open(f"{folder}/{name}", os.O_RDONLY), kind) for name, kind in kinds]

@@ -385,6 +385,11 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     session_of: str | None = None  # of a browser session: id of the token that logged it in
 
 
+class RevokedTokens(msgspec.Struct, frozen=True, kw_only=True):
+    revoked: tuple[TokenRow, ...]  # with those that were created with them
+    remaining: tuple[TokenRow, ...] = ()  # created with them for other users
+
+
 class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[AuditEntry, ...]  # newest first
 

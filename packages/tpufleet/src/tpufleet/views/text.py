@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta, tzinfo
 
-from tpufleet.model.api_types import JobExplanation
+from tpufleet.model.api_types import JobExplanation, JobRow
 from tpufleet.model.events import Event
 from tpufleet.model.fleet.hosts import Progress
+from tpufleet.model.job.jobs import JobState
 
 GOOD, BUSY, AMBER, BAD, QUIET = "green", "cyan", "dark_orange", "red", "dim"
 
@@ -45,6 +46,10 @@ _SEQUENCE = re.compile(
     r"|\x1b[ -/]*[0-~]?"
     rf"|[{_CONTROLS}]"
 )
+# What jax.distributed prints on CPU devices, up to 80 lines for each process.
+_CONNECTIONS = re.compile(
+    r"(?:\[\d+\] )?(?:\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[ \w]*:? \d+\s*)+"
+)
 
 
 def colour(state: str) -> str:
@@ -57,9 +62,11 @@ def without_control_characters(text: str) -> str:
     return _CONTROL.sub("�", text)
 
 
-def program_output(line: str) -> str:
-    """A line of untrusted output for a terminal: it keeps its colours and its progress bars, and
-    can do nothing else to the terminal."""
+def program_output(line: str) -> str | None:
+    """A line of untrusted output as people read it, also from a pipe: it keeps its colours and its
+    progress bars, and can do nothing else to a terminal. None: nobody needs it."""
+    if _CONNECTIONS.fullmatch(line):
+        return None
     shown = _SEQUENCE.sub(lambda found: found["kept"] or "", line)
     return f"{shown}\x1b[0m" if "\x1b" in shown else shown
 
@@ -69,8 +76,9 @@ def program_lines(pieces: Iterable[str]) -> Iterator[str]:
     rest = ""
     for piece in pieces:
         *lines, rest = (rest + piece).split("\n")
-        yield "".join(f"{program_output(line)}\n" for line in lines)
-    yield program_output(rest)
+        shown = map(program_output, lines)
+        yield "".join(f"{line}\n" for line in shown if line is not None)
+    yield program_output(rest) or ""
 
 
 def one_line(text: str) -> str:
@@ -100,6 +108,8 @@ def age(at: datetime | None, now: datetime | None = None) -> str:
     return f"{duration(since)} ago" if since > timedelta(0) else f"in {duration(-since)}"
 
 
+SILENT_AFTER = timedelta(minutes=10)  # longer than a step and most checkpoints
+
 _time_zone: ContextVar[tzinfo | None] = ContextVar("time_zone", default=None)
 
 
@@ -117,11 +127,21 @@ def local_time(at: datetime, now: datetime | None = None) -> str:
 
 
 def progress(reported: Progress | None) -> str:
-    if reported is None or reported.step is None:
-        return reported.message if reported is not None and reported.message else "-"
+    if reported is None:
+        return "-"
+    if reported.step is None:
+        at = reported.checkpoint_step
+        return reported.message or ("-" if at is None else f"checkpoint {at}")
     if not reported.total:
         return f"step {reported.step}"
     return f"{reported.step}/{reported.total} ({min(reported.step / reported.total, 1):.0%})"
+
+
+def job_progress(row: JobRow, now: datetime | None = None) -> str:
+    """With the age of the last step, of a running job that has been silent for long."""
+    shown, at = progress(row.progress), row.progress.at if row.progress is not None else None
+    silent = at is not None and (now or datetime.now(UTC)) - at > SILENT_AFTER
+    return f"{shown}, {age(at, now)}" if silent and row.state is JobState.RUNNING else shown
 
 
 # By what programs print. `compiled` is over.

@@ -17,17 +17,18 @@ import stat
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
 from tpufleet import deep_folders
 from tpufleet.agent import threads
 from tpufleet.agent.workload import processes, untrusted_files
-from tpufleet.agent.workload.job_user import JobUser, find_user
+from tpufleet.agent.workload.job_user import JobUser, find_user, python_folders
 from tpufleet.linux import cgroups, sandbox
 from tpufleet.linux.cgroups import Cgroup
 from tpufleet.linux.launcher_environment import launcher_environment
@@ -46,6 +47,11 @@ MEMBER_JOB_USER_VARIABLE = "TPUFLEET_MEMBER_JOB_USER"
 # Tell `tpu doctor` the guarantee, and whether it is too weak for jobs of strangers.
 IN_USE_VARIABLE = "TPUFLEET_CONTAINMENT_IN_USE"
 WEAK_VARIABLE = "TPUFLEET_CONTAINMENT_WEAK"
+
+
+# Of each job of a member instead of the folders that all users of a machine share. Half of what
+# Linux gives to one, as there are three.
+SCRATCH = {Path("/tmp"): "25%", Path("/var/tmp"): "25%", Path("/dev/shm"): "25%"}
 
 
 class Mechanism(StrEnum):
@@ -79,10 +85,16 @@ class Containment:
     isolation_error: str = ""  # why they are not isolated although folders are to be hidden
     user: JobUser | None = None  # of all jobs; None: the user of the agent
     member_user: JobUser | None = None  # of jobs whose owner is no admin; None: as all jobs
+    private: bool = False  # attempts share nothing with other jobs, such as /tmp
 
     @property
     def user_ids(self) -> tuple[int, int] | None:
         return None if self.user is None else self.user.ids
+
+    @property
+    def covered(self) -> tuple[Path, ...]:
+        """Folders and files that attempts see nothing of."""
+        return (*self.hidden, *(SCRATCH if self.private else ()))
 
     @property
     def weak(self) -> bool:
@@ -108,7 +120,9 @@ class Containment:
 
     def for_owner(self, *, admin: bool) -> Containment:
         """Of the jobs of an admin, or of those of other users."""
-        return self if admin or self.member_user is None else replace(self, user=self.member_user)
+        if admin:
+            return self
+        return replace(self, user=self.member_user or self.user, private=self.isolated)
 
     def open(self, folder: Path, checkpoint: str, shared: Sequence[Path] = ()) -> AttemptProcesses:
         """Prepare for one attempt, which also uses the `shared` folders. Call `close` when it has
@@ -122,6 +136,8 @@ class Containment:
             cgroup.limit(limits)
         if self.mechanism is not Mechanism.NAMESPACE and not self.isolated:
             return AttemptProcesses(cgroup=cgroup, adopted=self.mechanism is Mechanism.MARKS)
+        if self.private and checkpoint.startswith("/"):
+            self.require_visible(checkpoint)  # else it would end with the attempt
         own = [Path(os.path.realpath(path)) for path in (folder, *shared)]
         visible = [*own, *_visible_checkpoint(checkpoint, self.hidden)]
         hidden, user = self.hidden, None
@@ -129,10 +145,25 @@ class Containment:
             _give_to(self.user.ids, visible)
             hidden, user = (*self.user.covered, *hidden), self.user.ids
             visible += self.user.needed
-        init = NamespaceInit(self.isolated, hidden, visible)
+        if self.private:
+            visible += [path for path in python_folders() if _below(path, SCRATCH)]
+        init = NamespaceInit(self.isolated, hidden, visible, SCRATCH if self.private else {})
         return AttemptProcesses(
-            cgroup=cgroup, init=init, isolated=self.isolated, user=user, home=folder
+            cgroup=cgroup,
+            init=init,
+            isolated=self.isolated,
+            user=user,
+            home=folder,
+            private=self.private,
+            limits=self._process_limits() if self.private else {},
         )
+
+    def _process_limits(self) -> dict[str, int]:
+        """Of each process, where no control group limits the attempt."""
+        offered = self.cgroup.controllers() if self.cgroup is not None else []
+        memory = psutil.virtual_memory().total - MEMORY_FOR_AGENT
+        limits = {"pids": ("RLIMIT_NPROC", MAX_PROCESSES), "memory": ("RLIMIT_DATA", memory)}
+        return dict(each for name, each in limits.items() if name not in offered and each[1] > 0)
 
     def require_visible(self, checkpoint: str) -> None:
         """Raises PermissionError when jobs must not see this folder, or one in it."""
@@ -140,7 +171,7 @@ class Containment:
             return
         real = Path(os.path.realpath(checkpoint))
         covered = self.user.covered if self.user is not None else ()
-        for path in (Path(os.path.realpath(path)) for path in (*self.hidden, *covered)):
+        for path in (Path(os.path.realpath(path)) for path in (*self.covered, *covered)):
             if path == real or path in real.parents or real in path.parents:
                 raise PermissionError(errno.EACCES, f"{checkpoint} is hidden from jobs")
 
@@ -152,7 +183,7 @@ class Containment:
         """As an attempt with this checkpoint location may list it."""
         below = _below_hidden(checkpoint, self.hidden)
         granted = below[0] / below[1] if below is not None else None
-        return untrusted_files.list_named_by_job(path, self.hidden, self.user_ids, granted)
+        return untrusted_files.list_named_by_job(path, self.covered, self.user_ids, granted)
 
     def kill_leftovers(self) -> bool:
         """Kill what an earlier agent of this work folder left in control groups."""
@@ -170,9 +201,16 @@ class Containment:
 class NamespaceInit:
     """Process 1 of the namespaces of an attempt. It ends with the agent, and with it all others."""
 
-    def __init__(self, isolated: bool, hidden: Sequence[Path], visible: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        isolated: bool,
+        hidden: Sequence[Path],
+        visible: Sequence[Path],
+        scratch: Mapping[Path, str] = MappingProxyType({}),
+    ) -> None:
         settings = {
             "isolated": isolated,
+            "scratch": {str(path): size for path, size in scratch.items()},
             "hidden": [str(path) for path in hidden if isolated],
             "visible": [str(path) for path in visible if isolated],
         }
@@ -232,7 +270,11 @@ class AttemptProcesses:
         adopted: bool = False,
         user: tuple[int, int] | None = None,
         home: Path | None = None,
+        private: bool = False,
+        limits: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
+        self._private = private
+        self._limits = limits
         self._user = user
         self._home = home
         self._cgroup = cgroup
@@ -247,7 +289,8 @@ class AttemptProcesses:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that differ from those of the agent."""
-        return {} if self._user is None else {"HOME": str(self._home), "USER": "", "LOGNAME": ""}
+        own = {"HOME": str(self._home), "USER": "", "LOGNAME": ""} if self._user else {}
+        return {**own, "TMPDIR": "/tmp"} if self._private else own
 
     def wrap(
         self,
@@ -267,6 +310,8 @@ class AttemptProcesses:
             "init": self._init.pid if self._init else 0,
             "isolated": self._isolated,
             "user": None if as_agent else self._user,
+            "private": self._private and not as_agent,
+            "limits": dict(self._limits),
             "folder": str(folder),
             "errors": errors,
             "environment": environment,
@@ -410,6 +455,10 @@ def _below_hidden(checkpoint: str, hidden: Sequence[Path]) -> tuple[Path, Path] 
             if root / "checkpoints" in folder.parents and real.is_dir():
                 return real, folder.relative_to(root)
     return None
+
+
+def _below(path: Path, folders: Iterable[Path]) -> bool:
+    return any(folder in path.parents for folder in folders)
 
 
 def _children_by_parent() -> dict[int, list[int]]:

@@ -33,8 +33,14 @@ def exit_of_finished(exit: Exit, oom_kills: int, tail: list[str]) -> Exit:
     oom_killed = killed and (oom_kills > 0 or reason is EndReason.OUT_OF_HOST_MEMORY)
     if oom_killed and reason is None:
         reason = EndReason.OUT_OF_HOST_MEMORY
-    log_line = evidence.line if evidence else last_line(tail)
-    return replace(exit, oom_killed=oom_killed, evidence=reason, log_line=log_line)
+    explanation = evidence.line if evidence else failure_signatures.uncaught_exception(tail)
+    return replace(
+        exit,
+        oom_killed=oom_killed,
+        evidence=reason,
+        log_line=explanation or last_line(tail),
+        unexplained=not explanation,
+    )
 
 
 def exit_of_stopped(exit: Exit, reason: str, fault: EndReason | None = None) -> Exit:

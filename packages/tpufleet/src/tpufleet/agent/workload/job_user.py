@@ -38,7 +38,7 @@ def find_user(name: str, folders: Sequence[Path]) -> JobUser:
     except KeyError:
         raise ValueError(f"no user named {name}") from None
     uid, gid = account.pw_uid, account.pw_gid
-    required = [Path(os.path.realpath(each)) for each in (sys.prefix, sys.base_prefix, PACKAGES)]
+    required = _required_folders()
     for path in required:
         if not _may_enter(path, uid, gid):
             raise ValueError(f"{name} has no access to {path}, which Python needs")
@@ -50,6 +50,15 @@ def find_user(name: str, folders: Sequence[Path]) -> JobUser:
             covered.append(closed)
     needed = [path for path in python if any(closed in path.parents for closed in covered)]
     return JobUser(name=name, uid=uid, gid=gid, covered=tuple(covered), needed=tuple(needed))
+
+
+def python_folders() -> list[Path]:
+    """What a job needs to run the Python of the agent, and to import what it can import."""
+    return _outermost([*_required_folders(), *_package_folders()])
+
+
+def _required_folders() -> list[Path]:
+    return [Path(os.path.realpath(each)) for each in (sys.prefix, sys.base_prefix, PACKAGES)]
 
 
 def _package_folders() -> list[Path]:

@@ -206,7 +206,7 @@ class Workload:
             self._secrets = environment_variables.resolve_secrets(
                 self.assignment.secrets,
                 self._context.settings.token,
-                hidden=self._containment.hidden,
+                hidden=self._containment.covered,
                 user=self._containment.user_ids,
             )
             self._redactor = Redactor([*self._secrets.values(), self.assignment.token])

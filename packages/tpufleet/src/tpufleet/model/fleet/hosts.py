@@ -51,7 +51,8 @@ class Exit:
     stopped_by_agent: bool = False  # after SIGTERM from the agent
     oom_killed: bool = False
     evidence: EndReason | None = None  # from the last log lines
-    log_line: str = ""  # the line with the evidence, or the last line
+    log_line: str = ""  # the line that says why, else the last line of output
+    unexplained: bool = False  # nothing says why: the last line of output is only that
 
     @property
     def clean(self) -> bool:

@@ -48,6 +48,7 @@ class ControllerReport(msgspec.Struct, frozen=True, kw_only=True):
     providers: tuple[ProviderHealth, ...] = ()
     version: str = ""  # of tpufleet
     server_url: str = ""  # that hosts of its slices connect to
+    slices_per_user: int | None = None  # the quota over all pools
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,14 +46,30 @@ def relevant_lines(lines: Sequence[str]) -> list[str]:
     if start is None:
         return _error_lines(plain)
     frames_end = _exception_line(plain, start)
-    after = plain[frames_end + 1 :]
-    shutdown = next((at for at, line in enumerate(after) if _AT_SHUTDOWN.match(line)), len(after))
-    output = [line for line in after[:shutdown] if not _RUNTIME.match(line)]
+    after, output = plain[frames_end + 1 :], _output_after(plain, frames_end)
     relevant = _exceptions_of_chain(plain, start, frames_end) + _error_lines(output)
     if any(line.strip() and not line[0].isspace() for line in output):
         # Either the message has several lines, or the program continued.
         relevant += _error_lines(after)
     return relevant
+
+
+def uncaught_exception(lines: Sequence[str]) -> str:
+    """The line of the Python exception that ended the program; empty if none did."""
+    plain = [_PREFIX.sub("", line.rstrip("\n")) for line in lines]
+    start = _last_uncaught(plain)
+    if start is None:
+        return ""
+    at = _exception_line(plain, start)
+    continued = any(line.strip() for line in _output_after(plain, at))
+    return "" if continued else plain[at].strip()[:500]
+
+
+def _output_after(plain: Sequence[str], exception: int) -> list[str]:
+    """What the program itself printed between its exception and its shutdown."""
+    after = plain[exception + 1 :]
+    shutdown = next((at for at, line in enumerate(after) if _AT_SHUTDOWN.match(line)), len(after))
+    return [line for line in after[:shutdown] if not _RUNTIME.match(line)]
 
 
 def _error_lines(lines: Sequence[str]) -> list[str]:

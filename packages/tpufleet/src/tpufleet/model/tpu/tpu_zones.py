@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from enum import StrEnum
 from functools import cache
 
@@ -84,6 +85,14 @@ def zones() -> tuple[str, ...]:
 
 
 @cache
+def misspelt(zone: str) -> str:
+    """The zone that is meant; empty for zones of known regions, and where none is near."""
+    regions = {each.rpartition("-")[0] for each in zones()}
+    if zone.rpartition("-")[0] in regions:
+        return ""
+    return next(iter(difflib.get_close_matches(zone, zones(), n=1, cutoff=0.85)), "")
+
+
 def zones_of(accelerator: str) -> tuple[str, ...]:
     """Zones that offer this type, public ones first."""
     found = [offer for offer in offers() if offer.accelerator == accelerator]

@@ -128,7 +128,7 @@ def describe(use: BudgetUse) -> str:
 def hold_reason(job: Job, uses: Iterable[BudgetUse]) -> str:
     """Why a job gets no slices; empty when no budget forbids it."""
     for use in uses:
-        if use.exhausted and _covers(use, job):
+        if holds(use, job):
             end = period_end(use.period, use.since)
             until = f"until {end:%Y-%m-%d %H:%M} UTC, unless" if end else "until"
             return (
@@ -136,6 +136,11 @@ def hold_reason(job: Job, uses: Iterable[BudgetUse]) -> str:
                 "of the server and restarts it"
             )
     return ""
+
+
+def holds(use: BudgetUse, job: Job) -> bool:
+    """Whether the job gets no slices until the period of this budget ends."""
+    return use.exhausted and _covers(use, job)
 
 
 class LimitReached(msgspec.Struct, frozen=True):

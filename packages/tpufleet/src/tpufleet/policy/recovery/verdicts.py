@@ -100,14 +100,17 @@ def cause_of(exit: Exit) -> EndReason:
 
 
 def describe_exit(host: Host, exit: Exit) -> str:
-    """`ValueError: … (exit status 1, host 2 of s-1)`: the error first, where tables are narrow."""
+    """`ValueError: … (exit status 1, host 2 of s-1)`: the error first, where tables are narrow. A
+    last line that may say nothing of it comes last."""
     how = f"signal {exit.signal}" if exit.signal else f"exit status {exit.status}"
     setup = " during setup" if exit.during_setup else ""
     where = f"host {host.index} of {host.slice_id}{setup}"
+    last = f"; last line: {exit.log_line}" if exit.log_line else ""
     if exit.signal and exit.evidence is None:  # the program had no time to say why
-        last = f"; its last output: {exit.log_line}" if exit.log_line else ""
         return f"killed by {how} on {where}{last}"
-    return f"{exit.log_line} ({how}, {where})" if exit.log_line else f"{how} on {where}"
+    if exit.unexplained or not exit.log_line:
+        return f"{how} on {where}{last}"
+    return f"{exit.log_line} ({how}, {where})"
 
 
 def _earliest_loss(

@@ -71,6 +71,7 @@ class Occupant(msgspec.Struct, frozen=True, kw_only=True):
     slices: int
     ends_by: datetime | None = None  # known when it has a time limit
     stopping: bool = False  # its slices are coming back
+    owner: str = ""
 
 
 class FreeSlice(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
@@ -39,6 +40,7 @@ from tpufleet.service.transport.routing import (
 )
 
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
+LATE_OUTPUT = timedelta(minutes=10)  # after the end of an attempt: of a host that was cut off
 NONCE_LENGTHS = (16, 128)
 
 T = TypeVar("T")
@@ -113,12 +115,13 @@ async def heartbeat(
 )
 def append_log(call: ApiCall, logs: LogFiles) -> object:
     """Append to the log of a host; 409 gives the size when bytes are missing."""
-    attempt_id, host = _attempt(call).id, _host(call)
+    attempt, host = _attempt(call), _host(call)
+    _require_open_log(call, attempt)
     offset = call.query_int("offset", None)
     if offset is None:
         raise BadInput("offset: missing; give the position of the first byte in the log")
     try:
-        return LogSize(size=logs.append(attempt_id, host, offset, call.body))
+        return LogSize(size=logs.append(attempt.id, host, offset, call.body))
     except LogGap as gap:
         error = {"kind": "Conflict", "message": str(gap)}
         content = to_json({"size": gap.size, "error": error})
@@ -196,6 +199,17 @@ def _attempt(call: ApiCall) -> Attempt:
         raise Forbidden(f"attempt {attempt_id} does not run on slice {slice_id}")
     check_host_exists(host, require_slice(call.store, slice_id))
     return attempt
+
+
+def _require_open_log(call: ApiCall, attempt: Attempt) -> None:
+    """Hosts report an exit when they have uploaded the output, so little arrives after an attempt
+    has ended, and nothing once the slice serves another job: the log is that of an earlier user."""
+    if attempt.live:
+        return
+    holder = require_slice(call.store, _slice_of(_host(call))).job_id
+    late = attempt.ended_at is not None and call.now - attempt.ended_at > LATE_OUTPUT
+    if late or holder not in (None, attempt.job_id):
+        raise Forbidden(f"attempt {attempt.id} has ended; its output is no longer accepted")
 
 
 class _Sender(msgspec.Struct):

@@ -27,6 +27,7 @@ from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.model.tpu import prices
 from tpufleet.service.api import events
+from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs import (
     commands,
@@ -117,9 +118,9 @@ def get_job(call: ApiCall, job: Job) -> JobDetail:
 
 
 @router.get("/jobs/{ref}/why", Role.VIEWER)
-def explain_job(call: ApiCall, table: PriceTable, job: Job) -> JobExplanation:
+def explain_job(call: ApiCall, logs: LogFiles, table: PriceTable, job: Job) -> JobExplanation:
     """Explain why a job is waiting, or why it ended."""
-    explanation = explain.explain(call.store, job, call.now)
+    explanation = explain.explain(call.store, job, call.now, logs.updated_at)
     priced = tuple(
         each
         if each.provider in SIMULATED_PROVIDERS

@@ -8,6 +8,7 @@ from tpufleet.model.api_types import (
     DeletedUser,
     NewToken,
     NewUser,
+    RevokedTokens,
     SecretNames,
     SecretValue,
     TokenPage,
@@ -18,7 +19,7 @@ from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role, User
 from tpufleet.policy.events import count_of
 from tpufleet.service.files.secrets import JobSecrets
-from tpufleet.service.jobs import commands, queries
+from tpufleet.service.jobs import commands
 from tpufleet.service.people import user_commands
 from tpufleet.service.people.audit import AuditSubject
 from tpufleet.service.transport.routing import ApiCall, Param, Router, TokensPerUser
@@ -73,6 +74,14 @@ def _audit_create_token(call: ApiCall, body: NewToken) -> AuditSubject:
     )
 
 
+def _owner(call: ApiCall) -> str:
+    return call.query_text("user") or call.user.name
+
+
+def _audit_revoke_tokens(call: ApiCall) -> AuditSubject:
+    return AuditSubject(action=AuditAction.REVOKE_TOKEN, target=_owner(call))
+
+
 def _secret_scope(shared: bool) -> str:
     return "shared" if shared else "own"
 
@@ -98,7 +107,8 @@ def delete_user(call: ApiCall, secrets: JobSecrets) -> DeletedUser:
 @router.get("/tokens", Role.VIEWER, params=(Param("user", "owner of the tokens; admins only"),))
 def list_tokens(call: ApiCall) -> TokenPage:
     """List your tokens; an admin sees the tokens of all users."""
-    return TokenPage(tokens=queries.token_rows(call.store, call.user, call.query_text("user")))
+    user = call.query_text("user") if call.user.is_admin else call.user.name
+    return TokenPage(tokens=user_commands.token_rows(call.store.tokens(user)))
 
 
 @router.post("/tokens", Role.VIEWER, audit=_audit_create_token)
@@ -114,9 +124,20 @@ def rotate_token(call: ApiCall, limit: TokensPerUser, body: TokenRotation) -> Cr
 
 
 @router.delete("/tokens/{id}", Role.VIEWER, audit=AuditAction.REVOKE_TOKEN)
-def revoke_token(call: ApiCall) -> None:
-    """Revoke a token."""
-    user_commands.revoke_token(call.context, call.path_param("id"))
+def revoke_token(call: ApiCall) -> RevokedTokens:
+    """Revoke a token, with those that its user created with it."""
+    return user_commands.revoke_token(call.context, call.path_param("id"))
+
+
+@router.delete(
+    "/tokens",
+    Role.VIEWER,
+    params=(Param("user", "owner of the tokens; another one: admins only"),),
+    audit=_audit_revoke_tokens,
+)
+def revoke_tokens(call: ApiCall) -> RevokedTokens:
+    """Revoke all tokens of a user but the one in use."""
+    return user_commands.revoke_tokens_of(call.context, _owner(call))
 
 
 @router.get("/tokens/{id}/audit", Role.VIEWER, params=_AUDIT_PARAMS)

@@ -95,6 +95,10 @@ class SharedLogs(LogFiles):
         last = self._last(_log_name(attempt, host))
         return _end(last) if last is not None else 0
 
+    def updated_at(self, attempt: AttemptId, host: HostId) -> datetime | None:
+        last = self._last(_log_name(attempt, host))
+        return None if last is None else last.at
+
     def read(self, attempt: AttemptId, host: HostId, offset: int, count: int) -> bytes:
         log = _log_name(attempt, host)
         parts: list[bytes] = []

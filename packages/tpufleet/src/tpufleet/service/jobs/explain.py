@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpufleet.model.api_types import AttemptSummary, JobExplanation, JobRow, SliceRow
-from tpufleet.model.fleet.hosts import Progress
+from tpufleet.model.fleet.hosts import HostId, Progress, host_id
 from tpufleet.model.fleet.pools import CapacityRefusal, RefusalKind
 from tpufleet.model.fleet.server_status import CONTACT
 from tpufleet.model.fleet.slices import SliceState
-from tpufleet.model.job.attempts import Attempt, AttemptState
+from tpufleet.model.job.attempts import Attempt, AttemptId, AttemptState
 from tpufleet.model.job.end_reasons import END_REASONS, EndReason
 from tpufleet.model.job.jobs import Job, JobState
 from tpufleet.model.tpu.type_lookup import short_name
@@ -32,7 +33,12 @@ _REFUSED = {
 }
 
 
-def explain(store: Store, job: Job, now: datetime) -> JobExplanation:
+OutputTime = Callable[[AttemptId, HostId], datetime | None]  # of the last output of a host
+
+
+def explain(
+    store: Store, job: Job, now: datetime, output_at: OutputTime = lambda attempt, host: None
+) -> JobExplanation:
     attempts = store.attempts(job.id)
     brief = JobExplanation(
         job_id=job.id,
@@ -43,8 +49,10 @@ def explain(store: Store, job: Job, now: datetime) -> JobExplanation:
     )
     if job.ended:
         return _explain_ended(job, attempts, brief, store.files_deleted_at(job.id))
-    explain = _explain_running if attempts and attempts[-1].live else _explain_waiting
-    return explain(store, job, attempts, brief, now)
+    if not attempts or not attempts[-1].live:
+        return _explain_waiting(store, job, attempts, brief, now)
+    at = output_at(attempts[-1].id, host_id(attempts[-1].slices[0], 0))
+    return _explain_running(store, job, attempts, brief, now, at)
 
 
 def _explain_waiting(
@@ -68,8 +76,7 @@ def _explain_waiting(
         details.append(f"{count_of(ahead, 'job')} ahead in the queue for {name}{when}")
     elif start is not None and start > now:
         details.append(
-            f"next in pool {job.spec.pool}; starts in {format_duration(start - now)} at the "
-            "latest, when the time limits of enough running jobs expire"
+            f"next in pool {job.spec.pool}; starts in {format_duration(start - now)} at the latest"
         )
     moments += [start] if start is not None and (ahead or start > now) else []
     refusals = blocking_refusals(store, job, now)
@@ -119,13 +126,20 @@ def _provider_reason(tpu_slice: SliceRow) -> str:
 
 
 def _explain_running(
-    store: Store, job: Job, attempts: list[Attempt], brief: JobExplanation, now: datetime
+    store: Store,
+    job: Job,
+    attempts: list[Attempt],
+    brief: JobExplanation,
+    now: datetime,
+    output_at: datetime | None,
 ) -> JobExplanation:
     row: JobRow = queries.job_rows(store, [job])[0]
     details = [_last_attempt(brief)]
     details += _setup_details(store, attempts[-1])
     if row.progress is not None:
         details.append(describe_progress(row.progress, now))
+    if output_at is not None:
+        details.append(f"last output of host 0 {format_duration(now - output_at)} ago")
     if job.cancel_requested_by is not None:
         details.append(f"cancellation requested by {job.cancel_requested_by}")
     limit = liveness.timeout_at(job, tuple(attempts))

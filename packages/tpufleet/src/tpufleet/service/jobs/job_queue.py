@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict
@@ -15,13 +15,21 @@ from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job.attempts import Attempt
 from tpufleet.model.job.job_edits import JobEdit
 from tpufleet.model.job.jobs import Job, JobId, JobState
+from tpufleet.model.people.budgets import BUDGET_REPORT, BudgetReport, BudgetUse
 from tpufleet.model.values.encoding import from_json
+from tpufleet.policy.accounting import budgets
 from tpufleet.policy.recovery import liveness
 from tpufleet.policy.scheduling import fair_share, placement
 from tpufleet.policy.scheduling.placement import Occupant
-from tpufleet.policy.scheduling.queue_forecast import Forecast, QueuedDemand, forecast_queue
+from tpufleet.policy.scheduling.queue_forecast import (
+    Claim,
+    Forecast,
+    QueuedDemand,
+    forecast_queue,
+)
 from tpufleet.service.jobs import commands, queries
 from tpufleet.service.jobs.commands import CommandContext, require_live
+from tpufleet.service.operations import server_status
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
 WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
@@ -121,16 +129,37 @@ def _forecast(store: Store, queue: Sequence[Job], now: datetime) -> list[Forecas
     pool = store.pool(queue[0].spec.pool) if queue[0].spec.pool is not None else None
     if pool is None:
         return []
-    reserved = {
-        each.owner for each in store.documents(Reservation)
-        if each.pool == pool.name and each.active(now)
-    }  # fmt: skip
+    lasting = [
+        each for each in store.documents(Reservation)
+        if each.pool == pool.name and each.ends_at > now
+    ]  # fmt: skip
+    text = store.metadata(BUDGET_REPORT)
+    uses = [use for use in from_json(text, BudgetReport).budgets if use.exhausted] if text else []
     waiting = [
-        job
+        (job, begins)
         for job in queue
-        if job.held_by is None and (not job.spec.require_reservation or job.owner in reserved)
+        if job.held_by is None and (begins := _not_before(job, lasting, uses, now)) is not None
     ]
-    return _forecast_pool(store, pool, waiting, now)
+    return _forecast_pool(store, pool, waiting, lasting, now)
+
+
+def _not_before(
+    job: Job, reservations: Sequence[Reservation], uses: Sequence[BudgetUse], now: datetime
+) -> datetime | None:
+    """When nothing but its place in the queue keeps it waiting; None: unknown."""
+    moments = [now, job.not_before or now]
+    if job.spec.require_reservation:
+        own = [each.starts_at for each in reservations if each.owner == job.owner]
+        if not own:
+            return None
+        moments.append(min(own))
+    for use in uses:
+        if budgets.holds(use, job):
+            end = budgets.period_end(use.period, use.since)
+            if end is None:
+                return None
+            moments.append(end)
+    return max(moments)
 
 
 def queue_of(store: Store, job: Job) -> list[Job]:
@@ -149,22 +178,69 @@ def latest_start(store: Store, queue: Sequence[Job], job: Job, now: datetime) ->
     return next((each.starts_at for each in forecasts if each.job_id == job.id), None)
 
 
-def _forecast_pool(store: Store, pool: Pool, queue: Sequence[Job], now: datetime) -> list[Forecast]:
+def _forecast_pool(
+    store: Store,
+    pool: Pool,
+    queue: Sequence[tuple[Job, datetime]],
+    reservations: Sequence[Reservation],
+    now: datetime,
+) -> list[Forecast]:
+    """`queue`: the jobs in order, each with the moment before which it does not start."""
     slices = store.slices(pool=pool.name)
     held = Counter(each.job_id for each in slices if each.live and each.job_id is not None)
     free = sum(each.live and each.job_id is None for each in slices)
     headroom = max(0, pool.largest - sum(not each.fenced for each in slices))
-    waiting = {job.id for job in queue}
+    waiting = {job.id for job, _ in queue}
     demands = [
         QueuedDemand(
             job_id=job.id,
             slices=max(0, job.spec.slices - held.get(job.id, 0)),
             runs_for=None if job.spec.timeout is None else job.spec.timeout + job.spec.grace,
+            owner=job.owner,
+            not_before=begins,
         )
-        for job in queue
+        for job, begins in queue
     ]
-    others = {job_id: count for job_id, count in held.items() if job_id not in waiting}
-    return forecast_queue(demands, free + headroom, occupants(store, others), now)
+    holders = occupants(store, held)
+    by_owner = Counter[str]()
+    for each in holders:
+        by_owner[each.owner] += each.slices
+    claims = [
+        Claim(
+            owner=each.owner,
+            slices=each.slices - by_owner[each.owner],
+            starts_at=each.starts_at,
+            ends_at=each.ends_at,
+        )
+        for each in reservations
+        if each.slices > by_owner[each.owner]
+    ]
+    claims += [
+        Claim(owner=each.reserved_for or "", slices=1, starts_at=now, ends_at=each.reserved_until)
+        for each in slices
+        if each.job_id is None and each.live and each.reserved_until and each.is_reserved(now)
+    ]
+    others = [each for each in holders if each.job_id not in waiting]
+    room = _room(store, pool, {job.owner for job, _ in queue}, by_owner)
+    return forecast_queue(demands, free + headroom, others, now, claims, room)
+
+
+def _room(
+    store: Store, pool: Pool, owners: Collection[str], held: Mapping[str, int]
+) -> dict[str, int]:
+    """How many more slices the quotas of the pool and of the server allow each owner."""
+    report = server_status.controller_report(store)
+    room = {}
+    if report is not None and report.slices_per_user is not None:
+        counts = Counter(each.job_id for each in store.slices() if each.live and each.job_id)
+        everywhere = Counter[str]()
+        for each in occupants(store, counts):
+            everywhere[each.owner] += each.slices
+        room = {owner: report.slices_per_user - everywhere[owner] for owner in owners}
+    if pool.slices_per_user is not None:
+        limit = pool.slices_per_user
+        room = {each: min(room.get(each, limit), limit - held.get(each, 0)) for each in owners}
+    return room
 
 
 def occupants(store: Store, held: Mapping[JobId, int]) -> list[Occupant]:
@@ -181,6 +257,7 @@ def _occupant(other: Job, attempts: Sequence[Attempt], count: int) -> Occupant:
         since=other.submitted_at,
         slices=count,
         ends_by=ends + other.spec.grace if ends else None,
+        owner=other.owner,
     )
 
 

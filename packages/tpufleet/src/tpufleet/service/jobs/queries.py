@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-import msgspec
-
 from tpufleet.errors import Conflict, NotFound
 from tpufleet.model.api_types import (
     EventPage,
@@ -16,7 +14,6 @@ from tpufleet.model.api_types import (
     JobPage,
     JobRow,
     SliceRow,
-    TokenRow,
 )
 from tpufleet.model.fleet.hosts import HostId, HostLiveness, Progress, host_id
 from tpufleet.model.fleet.slices import SliceId, TpuSlice
@@ -25,7 +22,6 @@ from tpufleet.model.job.jobs import Job, JobId, default_name, is_generated_id
 from tpufleet.model.tpu import type_lookup
 from tpufleet.policy.recovery import liveness
 from tpufleet.service.transport import identifiers
-from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import EventQuery, JobQuery, Store
 
 LAST = "@last"
@@ -318,12 +314,6 @@ def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[
 def event_page(store: Store, query: EventQuery) -> EventPage:
     rows = tuple(store.events(query))
     return EventPage(events=rows, last=rows[-1].seq if rows else query.after)
-
-
-def token_rows(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow, ...]:
-    """The caller's tokens; for an admin those of all users. Never the hash."""
-    rows = store.tokens(user if caller.is_admin else caller.name)
-    return tuple(msgspec.convert(token, TokenRow, from_attributes=True) for token in rows)
 
 
 def _ambiguous(what: str, jobs: Sequence[Job]) -> str:

@@ -21,6 +21,7 @@ from tpufleet.model.job.jobs import (
     Job,
     JobId,
     JobSpec,
+    JobState,
     ParentRelation,
     default_name,
     is_generated_id,
@@ -167,6 +168,8 @@ def resubmit(
     spec = job_file.parse_job(document)
     _Checks(context, storage, parent.owner).spec(spec)
     snapshot = options.snapshot or parent.snapshot
+    if relation is ParentRelation.RESUME and parent.state is JobState.SUCCEEDED:
+        _require_change(parent, spec, snapshot)
     if snapshot is not None:
         storage.snapshots.require(snapshot)
     job_id = identifiers.parse_job_id(options.id)
@@ -199,6 +202,15 @@ def resubmit(
             checkpoint_owners.require_owned(context.store, context.caller, [job])
         checkpoint_leases.require_free(context.store, [job])
         return _insert(context, {job.id: job}, lease)[0]
+
+
+def _require_change(parent: Job, spec: JobSpec, snapshot: str | None) -> None:
+    if (spec, snapshot) == (parent.spec, parent.snapshot):
+        raise Conflict(
+            f"job {parent.id} has already succeeded: nothing is left to resume\n"
+            f"  next: `tpu rerun {parent.id}` runs it again from the beginning; to continue from "
+            f"its last checkpoint, change an argument (`tpu resume {parent.id} steps=20000`)"
+        )
 
 
 class _Checks:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
-from tpufleet.model.api_types import CreatedToken, DeletedUser, NewToken, NewUser, TokenRotation
+import msgspec
+
+from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound, Unauthorized
+from tpufleet.model.api_types import (
+    CreatedToken,
+    DeletedUser,
+    NewToken,
+    NewUser,
+    RevokedTokens,
+    TokenRotation,
+    TokenRow,
+)
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.people.notifications import Delivery, NotificationSettings
 from tpufleet.model.people.preferences import Preferences
@@ -136,6 +146,7 @@ def create_token(context: CommandContext, new: NewToken, *, limit: int) -> Creat
             note=new.note,
             expires_at=_expiry(context, new.expires_in, user),
             scope=new.scope,
+            created_by=_credentials(context),
         ),
         limit,
     )
@@ -197,6 +208,7 @@ def rotate_token(
             created_at=context.now,
             last_used_at=None,
             expires_at=None if lifetime is None else context.now + lifetime,
+            created_by=_credentials(context),
         ),
         2 * limit,
     )
@@ -239,6 +251,12 @@ def _put_token(context: CommandContext, token: Token, limit: int) -> CreatedToke
 
     text = auth.new_token()
     context.store.put_token(replace(token, hash=auth.token_hash(text)), check=require_fewer)
+    # After it can be found, see `_revoke`: one of them notices the other.
+    if not {each.id for each in context.store.tokens(context.caller.name)}.issuperset(
+        _credentials(context)
+    ):
+        context.store.delete_token(token.id)
+        raise Unauthorized(auth.UNKNOWN_TOKEN)
     return CreatedToken(
         id=token.id,
         user=token.user,
@@ -248,13 +266,56 @@ def _put_token(context: CommandContext, token: Token, limit: int) -> CreatedToke
     )
 
 
-def revoke_token(context: CommandContext, token_id: str) -> None:
-    """A token with the browser sessions that it logged in, or one session."""
-    token = find_token(context, token_id)
-    context.store.delete_token(token.id)
-    for session in context.store.tokens(token.user):
-        if session.session_of == token.id:
-            context.store.delete_token(session.id)
+def _credentials(context: CommandContext) -> tuple[str, ...]:
+    """Of the caller: ids of its token and of its browser session."""
+    return tuple(each for each in (context.caller.token_id, context.caller.session_id) if each)
+
+
+def revoke_token(context: CommandContext, token_id: str) -> RevokedTokens:
+    """A token or a browser session, with what was created with it."""
+    return _revoke(context, [find_token(context, token_id)])
+
+
+def revoke_tokens_of(context: CommandContext, user: str) -> RevokedTokens:
+    """All of a user but the one that the caller uses."""
+    if user != context.caller.name:
+        context.caller.require_admin(f"revoking the tokens of {user}")
+    require_user(context.store, user)
+    used = _credentials(context)
+    return _revoke(context, [each for each in context.store.tokens(user) if each.id not in used])
+
+
+def _revoke(context: CommandContext, tokens: Sequence[Token]) -> RevokedTokens:
+    """With the sessions that they logged in and the tokens that their user created with them: who
+    stole a token has those too. Not the one that the caller uses."""
+    for token in tokens:
+        context.store.delete_token(token.id)
+    used = _credentials(context)
+    known = context.store.tokens(None if context.caller.is_admin else context.caller.name)
+    others = [each for each in known if each.id not in used]
+    family = {token.id: token for token in tokens}
+    while created := [each for each in others if each.id not in family and _from(each, family)]:
+        family.update((each.id, each) for each in created)
+    users = {token.user for token in tokens}
+    revoked = [each for each in family.values() if each.user in users]
+    for each in revoked:
+        context.store.delete_token(each.id)
+    remaining = [
+        each
+        for each in family.values()
+        if each.user not in users and not each.expired(context.now) and each.session_of is None
+    ]
+    return RevokedTokens(revoked=token_rows(revoked), remaining=token_rows(remaining))
+
+
+def _from(token: Token, family: Collection[str]) -> bool:
+    """Whether it was created with one of them."""
+    return token.session_of in family or any(each in family for each in token.created_by)
+
+
+def token_rows(tokens: Iterable[Token]) -> tuple[TokenRow, ...]:
+    """Never the hash."""
+    return tuple(msgspec.convert(token, TokenRow, from_attributes=True) for token in tokens)
 
 
 def create_session(context: CommandContext, lifetime: timedelta) -> str:

@@ -62,6 +62,13 @@ class WebPages:
         )
 
     def respond(self, request: Request) -> Response:
+        response = self._respond(request)
+        # Of a name that other servers on this machine share with it, the browser must not remember.
+        if request.url.scheme == "https" and request.url.hostname != "localhost":
+            response.headers["Strict-Transport-Security"] = "max-age=31536000"
+        return response
+
+    def _respond(self, request: Request) -> Response:
         path = "/index.html" if request.url.path == "/" else request.url.path
         if path == "/index.html":
             self._read_again()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 import click
@@ -14,6 +15,14 @@ from tpufleet.views.cli.usage_errors import HintedUsageError
 FAILED = 1
 INVALID_INPUT = 2
 INTERRUPTED = 130
+# What people mean who give these commands one word too many, or too few.
+MEANT = {
+    "tpu status": "`tpu show JOB` shows a job",
+    "tpu show": "it shows one job; `tpu jobs 'id:A,B'` lists several",
+    "tpu cost budget": "`budgets` in the config file of the server sets them",
+    "tpu config set": "`tpu config` lists the settings; for example `tpu config set time_zone us`",
+}
+SYNONYMS = {"create": "add", "new": "add", "ls": "list"}
 
 
 def run(args: Sequence[str]) -> int:
@@ -48,8 +57,20 @@ def _report_usage(error: click.UsageError) -> int:
     path = error.ctx.command_path if error.ctx is not None else "tpu"
     if isinstance(error, click.NoSuchOption) and path == "tpu run":
         message += "; put options of your own command after `--`; other fields: --set FIELD=VALUE"
-    hint = "" if isinstance(error, HintedUsageError) else f"; see `{path} --help`"
+    hint = "" if isinstance(error, HintedUsageError) else f"; {_meant(error, path)}"
     return _report(message[:1].lower() + message[1:] + hint, error, INVALID_INPUT)
+
+
+def _meant(error: click.UsageError, path: str) -> str:
+    argument = isinstance(error, click.MissingParameter) or "extra argument" in error.message
+    if argument and path in MEANT:
+        return MEANT[path]
+    unknown = re.match(r"No such command '(.+)'", error.message)
+    if unknown and error.ctx is not None and isinstance(error.ctx.command, click.Group):
+        meant = SYNONYMS.get(unknown[1], "")
+        if meant in error.ctx.command.list_commands(error.ctx):
+            return f"did you mean `{path} {meant}`?"
+    return f"see `{path} --help`"
 
 
 def _report(message: str, error: BaseException, status: int) -> int:

@@ -99,7 +99,7 @@ class FleetView:
             row.id,
             (
                 row.name, (row.state.value, text.colour(row.state)), kind,
-                text.progress(row.progress), str(row.attempts),
+                text.job_progress(row, now), str(row.attempts),
                 text.duration(now - row.submitted_at), row.owner, ",".join(row.tags) or "-",
                 row.reason,
             ),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import click
 
 from tpufleet.model.api_types import JobChanges
+from tpufleet.model.job.jobs import ENDED_STATES
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.jobs.jobs import EMPTY_FILTER, names_owner
@@ -65,5 +66,7 @@ def edit(
             f"{row.name} ({row.id}): priority {row.priority}, tags {', '.join(row.tags) or 'none'}"
             + (f", notes: {text.one_line(row.notes)}" if row.notes else "")
         )
+        if priority is not None and row.state in ENDED_STATES:
+            output.print_status(f"{row.id} has already ended: the priority is that of its reruns")
     if not rows:
         output.print_status(EMPTY_FILTER)

@@ -78,10 +78,12 @@ class PlainScreen(Screen):
         click.echo(text.event(event))
 
     def log(self, line: LogLine) -> None:
+        shown = text.program_output(line.line)
+        if shown is None:
+            return
         if line.attempt != self._attempt:
             self._attempt = line.attempt
             click.echo(text.attempt_heading(line.attempt))
-        shown = text.program_output(line.line) if sys.stdout.isatty() else line.line
         click.echo(f"[{line.host}] {shown}")
 
 
@@ -147,11 +149,13 @@ class TerminalScreen(Screen):
     def log(self, line: LogLine) -> None:
         from rich.text import Text
 
+        shown = text.program_output(line.line)
+        if shown is None:
+            return
         if line.attempt != self._attempt:
             self._attempt = line.attempt
             self._print(text.attempt_heading(line.attempt), text.QUIET)
-        shown = Text.from_ansi(text.program_output(line.line))
-        prefixed = Text.assemble((f"[{line.host}] ", "dim"), shown)
+        prefixed = Text.assemble((f"[{line.host}] ", "dim"), Text.from_ansi(shown))
         self._console.print(prefixed, soft_wrap=True)
 
     def note(self, message: str) -> None:

@@ -11,12 +11,17 @@ import yaml
 from tpufleet.errors import BadInput
 from tpufleet.model.values import unique_keys
 
+PROGRAMS = {".py": "python", ".sh": "bash"}
+
 
 def read(name: str) -> list[tuple[dict[str, Any], Path]]:
     """Each document of a file (`-`: standard input), with the base folder of its paths."""
     if name == "-":
         return [(item, Path.cwd()) for item in documents(sys.stdin.read(), "standard input")]
     path = Path(name)
+    if path.suffix in PROGRAMS:
+        command = f"{PROGRAMS[path.suffix]} {name}"
+        raise BadInput(f"{name}: a program, not a job file\n  next: `tpu run v5e-16 -- {command}`")
     try:
         content = path.read_text()
     except (OSError, UnicodeDecodeError) as error:

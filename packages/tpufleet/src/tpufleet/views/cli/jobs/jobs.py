@@ -175,7 +175,7 @@ def _cells(row: JobRow, reason_length: int) -> list[Cell]:
     kind = kind if row.slices == 1 else f"{row.slices}×{kind}"
     return [
         row.id, row.name, (row.state.value, text.colour(row.state)), kind,
-        text.progress(row.progress), str(row.attempts), text.age(row.submitted_at),
+        text.job_progress(row), str(row.attempts), text.age(row.submitted_at),
         row.owner, reason,
     ]  # fmt: skip
 
@@ -234,7 +234,7 @@ def _show_job(detail: JobDetail) -> None:
             ("job", f"{job.id} ({spec.name})"),
             ("state", (f"{job.state}: {job.reason}", text.colour(job.state))),
             ("advice", job.advice),
-            ("progress", text.progress(row.progress)),
+            ("progress", text.job_progress(row)),
             ("metrics", text.metrics(row.progress)),
             ("owner", job.owner),
             ("submitted", text.age(job.submitted_at)),

@@ -36,7 +36,9 @@ FIELDS = {**SUBJECTS, "user": "by"}
 @click.option(
     "--tail", metavar="N", type=click.IntRange(min=0), help="Only the last N lines of each host."
 )
-@click.option("--raw", is_flag=True, help="Keep all control sequences of the output.")
+@click.option(
+    "--raw", is_flag=True, help="The output as it was written, with all control sequences."
+)
 @json_option
 def logs(
     job: str,
@@ -50,10 +52,10 @@ def logs(
 
     With --follow, print new lines as they arrive, and exit when the job ends.
 
-    A terminal gets text and colours only: other control sequences, with which a job could change
-    the title, the clipboard or the screen, are removed. Files and pipes get no colours.
+    Text and colours are printed; other control sequences, with which a job could change the title,
+    the clipboard or the screen of a terminal, are removed, as are the lines in which JAX counts the
+    connections between its processes. Files and pipes get no colours.
     """
-    filtered = output.is_terminal() and not raw
     with connection.connect(follow=follow) as client:
         if follow:
             current: int | None = None
@@ -61,11 +63,13 @@ def logs(
                 if output.as_json():
                     output.print_json(line)
                     continue
+                shown = line.line if raw else text.program_output(line.line)
+                if shown is None:
+                    continue
                 if current is not None and line.attempt != current:
                     click.echo(text.attempt_heading(line.attempt))
                 current = line.attempt
                 prefix = "" if host is not None else f"[{line.host}] "
-                shown = text.program_output(line.line) if filtered else line.line
                 click.echo(prefix + shown, color=raw or None)
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
@@ -73,7 +77,7 @@ def logs(
             output.print_json({"job": job, "lines": _lines("".join(pieces))})
             return
         last = ""
-        for piece in text.program_lines(pieces) if filtered else pieces:
+        for piece in pieces if raw else text.program_lines(pieces):
             click.echo(piece, nl=False, color=raw or None)
             last = piece or last
         click.echo("", nl=not last.endswith("\n") and bool(last))

@@ -78,7 +78,8 @@ def resume(context: click.Context, job: str, **options: Any) -> None:
 
     This creates a new job whose parent is the old one, with the same code unless --new-code is
     given. KEY=VALUE replaces that argument of the command (KEY=…, --KEY=… or --KEY …), or is
-    appended to it; a command after `--` replaces all of it.
+    appended to it; if the command is a script, it sets a variable of its environment. A command
+    after `--` replaces all of it.
     """
     context.exit(_resubmit(context, "resume", job, **options))
 
@@ -96,7 +97,8 @@ def rerun(context: click.Context, job: str, **options: Any) -> None:
 
     This creates a new job whose parent is the old one, with the same code unless --new-code is
     given. KEY=VALUE replaces that argument of the command (KEY=…, --KEY=… or --KEY …), or is
-    appended to it; a command after `--` replaces all of it.
+    appended to it; if the command is a script, it sets a variable of its environment. A command
+    after `--` replaces all of it.
     """
     context.exit(_resubmit(context, "rerun", job, **options))
 
@@ -174,7 +176,10 @@ def changed_fields(
     if command:
         after["command"] = job_options.command_of(tuple(command))
     if arguments:
-        after["command"] = _with_arguments(spec, after["command"], arguments)
+        if _is_script(after["command"]):
+            after["env"] = {**after.get("env", {}), **_as_variables(spec, arguments)}
+        else:
+            after["command"] = _with_arguments(after["command"], arguments)
     job_file.parse_job(after)
     return {each: after[each] for each in after if after[each] != before.get(each)}
 
@@ -210,15 +215,29 @@ def _upload(client: FleetClient, folder: str) -> str:
     return scanned.digest
 
 
-def _with_arguments(spec: JobSpec, command: Any, arguments: Sequence[str]) -> list[str]:
-    """`lr=0.1` replaces `lr=…`, `--lr=…` or `--lr …` in the command, or is appended to it."""
+def _is_script(command: Any) -> bool:
     from tpufleet.model.job.spec_types import SHELL
 
-    if not isinstance(command, list) or tuple(command[: len(SHELL)]) == SHELL:
-        raise BadInput(
-            f"{arguments[0]}: the command of {spec.name} is a script, so an argument cannot be "
-            "replaced; pass the whole command after `--`"
-        )
+    return not isinstance(command, list) or tuple(command[: len(SHELL)]) == SHELL
+
+
+def _as_variables(spec: JobSpec, arguments: Sequence[str]) -> dict[str, str]:
+    """A script has no arguments: they are variables of its environment, if it knows them."""
+    variables = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        used = re.search(rf"\$\{{?{re.escape(name)}\b", spec.command[-1])
+        if not equals or not (used or name in spec.env):
+            raise BadInput(
+                f"{argument}: the command of {spec.name} is a script that does not use ${name}; "
+                f"pass the whole command after `--`, or a variable as --set env.{name}=VALUE"
+            )
+        variables[name] = value
+    return variables
+
+
+def _with_arguments(command: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """`lr=0.1` replaces `lr=…`, `--lr=…` or `--lr …` in the command, or is appended to it."""
     changed = list(command)
     for argument in arguments:
         key, equals, value = argument.partition("=")

@@ -75,10 +75,11 @@ def _in_inventory(rows: Sequence[InventoryRow], name: str) -> tuple[str, str | N
         found = [row for row in free if wanted.fullmatch(row.accelerator)]
         found.sort(key=lambda row: row.state is InventoryState.AVAILABLE)
         if not found:
+            types = [short_name(each) for each in type_lookup.all_types() if wanted.fullmatch(each)]
             raise BadInput(
                 f"no free slice of {name} in any pool\n"
                 f"  next: `tpu inventory {name}` lists those in use; name a type, such as "
-                "v4-8, to request a new one"
+                f"{types[0] if types else 'v4-8'}, to request a new one"
             )
     if not found:
         return name, None

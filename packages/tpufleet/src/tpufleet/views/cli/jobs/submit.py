@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from tpufleet.model.api_types import JobRow
 from tpufleet.model.fleet.slices import SIMULATED, SIMULATED_PROVIDERS
 from tpufleet.model.job import job_file
 from tpufleet.model.job.jobs import JobId, JobSpec, JobState
-from tpufleet.model.tpu import prices
+from tpufleet.model.tpu import prices, tpu_zones
 from tpufleet.model.tpu.prices import Estimate
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views import text
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
     from tpufleet.client.snapshots import Scan
 
+PROGRAMS = ("python", "python3", "bash", "sh", "uv")
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
 DETACHED = 130  # exit status after Ctrl-C, as for any interrupted program
 
 _host = host_option("Show the output of this host, or of all.", default=0)
@@ -100,6 +104,9 @@ def run(
     """
     from tpufleet.views.cli.jobs import job_files, run_aliases
 
+    if accelerator in PROGRAMS or Path(accelerator).suffix in job_files.PROGRAMS:
+        typed = shlex.join((accelerator, *command))
+        raise BadInput(f"{accelerator}: not a TPU type\n  next: `tpu run v5e-16 -- {typed}`")
     target = run_aliases.resolve(accelerator, command, config_values, folder)
     if target.pool and not options.get("pool"):
         options["pool"] = target.pool
@@ -203,6 +210,18 @@ def _submit(
     from tpufleet.client import snapshots
     from tpufleet.client.fleet import new_job, new_job_id
 
+    for job in planned:
+        for zone in job.spec.zones:
+            if near := tpu_zones.misspelt(zone):
+                output.print_status(
+                    f"warning: {job.where}no zone {zone} is known; did you mean {near}?"
+                )
+        if names := literal_variables(job.spec.command):
+            output.print_status(
+                f"warning: {job.where}no shell replaces {', '.join(names)}: the program gets the "
+                "text as it is\n  next: pass the command as one argument, a script: "
+                f"-- '{shlex.join(job.spec.command[:1])} … {names[0]}'"
+            )
     limit = connection.settings().snapshot_limit
     scans = {folder: snapshots.scan(folder, limit) for folder in {job.folder for job in planned}}
     if dry_run:
@@ -233,6 +252,14 @@ def _submit(
             _show_submitted(rows, accelerators)
             return
         context.exit(follow_jobs(client, rows, accelerators, host=host))
+
+
+def literal_variables(command: Sequence[str]) -> list[str]:
+    """`$NAME` and `${NAME}` in arguments, unless one of them is a shell that gets a script."""
+    shells = [at for at, word in enumerate(command) if word.rpartition("/")[2] in SHELLS]
+    if any(re.fullmatch(r"-\w*c\w*", word) for at in shells for word in command[at + 1 :]):
+        return []
+    return list(dict.fromkeys(found[0] for word in command for found in _VARIABLE.finditer(word)))
 
 
 def _located(message: str, planned: list[PlannedJob]) -> str:

@@ -117,6 +117,7 @@ def serve(
         insecure_http=insecure_http or settings.insecure_http,
     )
     overridden.check_transport()
+    overridden.check_certificate()
     os.umask(0o022)  # jobs of members run as another user, and read their code and agent
     with original_stopped(settings.home):
         context.exit(run_server(overridden, embedded=embedded))

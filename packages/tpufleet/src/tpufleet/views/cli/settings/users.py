@@ -252,14 +252,28 @@ def list_tokens() -> None:
     )  # fmt: skip
 
 
-@token.command("revoke", epilog=example("tpu token revoke 5c1f0e9a2b7d"))
-@click.argument("token_id", metavar="TOKEN")
+@token.command(
+    "revoke",
+    epilog="\b\nExamples:\n  tpu token revoke 5c1f0e9a2b7d\n  tpu token revoke --all ada\n",
+)
+@click.argument("token_id", metavar="[TOKEN]", required=False)
+@click.option("--all", "user", metavar="USER", help="All tokens and browser sessions of USER.")
 @json_option
-def revoke_token(token_id: str) -> None:
-    """Revoke TOKEN (its id, not its value) immediately."""
+def revoke_token(token_id: str | None, user: str | None) -> None:
+    """Revoke TOKEN (its id, not its value) immediately, with the tokens and browser sessions that
+    its user created with it.
+
+    The token that you use stays valid unless you name it.
+    """
+    output.require_one({"TOKEN": token_id is not None, "--all USER": user is not None})
     with connection.connect() as client:
-        client.revoke_token(token_id)
-    output.print_result({"revoked": token_id}, f"revoked token {token_id}")
+        ended = client.revoke_token(token_id) if token_id else client.revoke_tokens(user or "")
+    ids = ", ".join(row.id for row in ended.revoked)
+    message = f"revoked {text.counted(len(ended.revoked), 'token')}{': ' if ids else ''}{ids}"
+    if ended.remaining:
+        left = ", ".join(f"{row.id} ({row.user})" for row in ended.remaining)
+        message += f"\n  still valid, created with it for others: {left}"
+    output.print_result(ended, message)
 
 
 @user.command(
