@@ -62,3 +62,11 @@ def test_without_cgroup_counters_there_are_no_oom_kills(tmp_path):
 
 def test_the_last_line_skips_lines_of_the_agent():
     assert exit_diagnosis.last_line(["a", "boom ", "", "[tpufleet] stopping"]) == "boom"
+
+
+def test_the_last_line_is_not_one_that_every_rank_prints():
+    banner = (
+        "[Gloo] Rank 7 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7"
+    )
+    assert exit_diagnosis.last_line(["loading", banner]) == "loading"
+    assert exit_diagnosis.last_line([banner]) == ""
