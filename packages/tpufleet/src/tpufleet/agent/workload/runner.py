@@ -5,6 +5,7 @@ No process of an attempt is left on this host when its phase becomes EXITED.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -25,7 +26,7 @@ from tpufleet.agent.workload import (
     processes,
     python_environment,
 )
-from tpufleet.agent.workload.attempt_folder import AttemptFolder
+from tpufleet.agent.workload.attempt_folder import PEER_GONE_FILE, AttemptFolder
 from tpufleet.agent.workload.container_image import JobContainer
 from tpufleet.agent.workload.containment import AttemptProcesses, Containment
 from tpufleet.agent.workload.output import results
@@ -58,6 +59,10 @@ LOG_UNANSWERED_TIMEOUT_SECONDS = 30.0
 RESULT_UPLOAD_TIMEOUT_SECONDS = 120.0  # the same for the result
 LAST_POLL_SECONDS = 2.0  # of the checkpoint folder, which may hang
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
+# From SIGTERM to SIGKILL when another process of the gang is gone. A process that is not blocked
+# has ended by then.
+ABORT_SECONDS = 1.0
+SAVE_POLL_SECONDS = 0.1
 # Not even SIGKILL ends a process that is stuck in the kernel: log it this often and keep trying.
 UNKILLABLE_SECONDS = 30.0
 
@@ -88,6 +93,7 @@ class Workload:
         self._stop_reason = ""
         self._fault: EndReason | None = None
         self._stop = Event()
+        self._abort = Event()
         self._wait_for_server = True
         self._sigterm_sent = False
         self._wakeups: SimpleQueue[None] = SimpleQueue()  # something changed: check again
@@ -123,6 +129,12 @@ class Workload:
         self._stop_reason, self._fault = reason, fault
         self._stop.set()
         self._wakeups.put(None)
+
+    def abort(self) -> None:
+        """After `stop`: kill it unless it is saving a checkpoint, since it can complete no step."""
+        if not self._abort.is_set():
+            self._abort.set()
+            self._wakeups.put(None)
 
     def stop_waiting_for_server(self) -> None:
         """The agent is exiting: uploads no longer wait for an outage to end."""
@@ -384,20 +396,33 @@ class Workload:
         if step.finished:
             return False
         grace = self.assignment.grace.total_seconds()
-        log.note(f"stopping: {self._stop_reason}; SIGTERM now, SIGKILL after {grace:g} s")
+        log.note(
+            f"stopping: {self._stop_reason}; SIGTERM now, SIGKILL after "
+            f"{min(grace, ABORT_SECONDS) if self._abort.is_set() else grace:g} s"
+        )
         self._enter(Phase.STOPPING)
-        deadline = time.monotonic() + grace
         self._request_stop()
-        while not step.finished and (left := deadline - time.monotonic()) > 0:
-            try:
+        began = time.monotonic()
+        while not step.finished and (left := self._grace_left(began)) > 0:
+            with contextlib.suppress(Empty):
                 self._wakeups.get(timeout=left)
-            except Empty:
+        while (left := self._grace_left(began)) > 0:
+            if processes.wait_until_gone(self._processes, left):
                 break
-        processes.wait_until_gone(self._processes, deadline - time.monotonic())
         while not step.finished:
             self._kill_all()
             self._wakeups.get()
         return True
+
+    def _grace_left(self, began: float) -> float:
+        """Seconds until SIGKILL, or until it is to be asked again, since it may abort or save."""
+        left = began + self.assignment.grace.total_seconds() - time.monotonic()
+        if not self._abort.is_set():
+            return min(left, ABORT_SECONDS)
+        self.folder.write_stop_file(PEER_GONE_FILE)
+        if self.folder.is_saving():
+            return min(left, SAVE_POLL_SECONDS)
+        return min(left, began + ABORT_SECONDS - time.monotonic())
 
     def _request_stop(self) -> None:
         self._sigterm_sent = True

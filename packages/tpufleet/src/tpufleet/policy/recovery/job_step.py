@@ -27,6 +27,7 @@ from tpufleet.policy.recovery import liveness, retries, verdicts
 from tpufleet.policy.recovery.retries import RETRY_BACKOFF, RetryAction, RetryDecision
 
 USABLE_STATES = frozenset({SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY})
+_LOST_UNNOTICED = frozenset({LossReason.HOST_LOST, LossReason.OUT_OF_MEMORY, LossReason.VANISHED})
 _END_STATES = {
     RetryAction.SUCCEED: JobState.SUCCEEDED,
     RetryAction.FAIL: JobState.FAILED,
@@ -178,6 +179,8 @@ def follow_attempt(view: JobView, attempt: Attempt, now: datetime) -> Step:
     if attempt.state is not AttemptState.STOPPING:
         attempt = _check_attempt(view, attempt, result, now)
     if attempt.state is AttemptState.STOPPING:
+        if not attempt.aborted and _is_incomplete(view, attempt):
+            result.attempt = attempt = replace(attempt, aborted=True)
         _finish_stopping(view, attempt, result, now)
     return result
 
@@ -274,6 +277,23 @@ def _stop_reason(
     if _is_due(liveness.hung_at(job, attempts, view.progress, view.present_since), now):
         return EndReason.HUNG, f"no progress for {job.spec.hung_after}; stopping"
     return None, ""
+
+
+def _is_incomplete(view: JobView, attempt: Attempt) -> bool:
+    """A process is gone without having been stopped, or hangs. The others may be blocked in a
+    collective with it, where no signal reaches them, and can complete no step. A host that got a
+    notice still runs."""
+    if attempt.stop_reason is EndReason.HUNG or set(attempt.slices) - view.slices.keys():
+        return True
+    return any(
+        tpu_slice.fenced or tpu_slice.loss in _LOST_UNNOTICED
+        for tpu_slice in view.slices_of(attempt)
+    ) or any(
+        host.phase is Phase.IDLE
+        or (host.exit is not None and not host.exit.clean and not host.exit.stopped_by_agent)
+        for host in view.hosts_of(attempt)
+        if host.attempt_id == attempt.id
+    )
 
 
 def _release_unresponsive_slices(
