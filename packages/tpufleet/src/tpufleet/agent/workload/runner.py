@@ -20,6 +20,7 @@ from threading import Event
 from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import (
+    compiled_programs,
     container_image,
     environment_variables,
     exit_diagnosis,
@@ -102,6 +103,7 @@ class Workload:
         self._steps: list[StepProcess] = []
         self._container: AttemptProcesses | None = None
         self._python: JobPython | None = None
+        self._compiled: Path | None = None  # programs; None: a container image does not see them
         self._image: JobContainer | None = None
         self._progress_reader: ProgressReader | None = None
         self._log_shipper: LogShipper | None = None
@@ -250,6 +252,11 @@ class Workload:
                     self._context.base_env.get("PATH"),
                 )
             shared = [self._python.cache] if self._python is not None else []
+            if self._image is None:
+                self._compiled = compiled_programs.open_folder(
+                    self.assignment, self._context.settings.work_dir, self._containment
+                )
+                shared.append(self._compiled)
             self._container = self._containment.open(
                 self.folder.path, self.assignment.checkpoint, shared
             )
@@ -476,6 +483,8 @@ class Workload:
             attempt_folder=self.folder.path,
             agent_bin_dir="" if python or self._image else self._context.agent_bin_dir,
         )
+        if self._compiled is not None:
+            environ = compiled_programs.variables(self._compiled) | environ
         return environ if python is None else environ | python.variables(environ)
 
     def _send_log(self, offset: int, data: bytes) -> int:
