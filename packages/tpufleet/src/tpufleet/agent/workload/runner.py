@@ -239,7 +239,6 @@ class Workload:
             self._python = python_environment.plan(
                 self.assignment,
                 self._context.settings,
-                self.folder.path,
                 self.folder.code,
                 hard_links=not self._containment.isolated,
             )
@@ -251,7 +250,10 @@ class Workload:
                     self.assignment.attempt_id,
                     self._context.base_env.get("PATH"),
                 )
-            shared = [self._python.cache] if self._python is not None else []
+            shared = []
+            if self._python is not None:
+                self._python.begin()
+                shared += [self._python.cache, self._python.folder]
             if self._image is None:
                 self._compiled = compiled_programs.open_folder(
                     self.assignment, self._context.settings.work_dir, self._containment
@@ -294,6 +296,7 @@ class Workload:
                     log.tail(exit_diagnosis.TAIL_LINES, step_start)
                 )
                 return replace(exit, log_line=error or exit.log_line)
+        python.finish()
         lines = log.tail(exit_diagnosis.TAIL_LINES, log_start)
         self.environment = python_environment.report(
             python.source, time.monotonic() - started, lines
