@@ -260,6 +260,13 @@ def of_gang(change, index=0):
             None, of_gang(lambda attempt: make_host(attempt=attempt, phase=Phase.IDLE)), {}, True,
             id="an agent restarted",
         ),
+        pytest.param(
+            None,
+            of_gang(lambda attempt: exited(attempt, status=None, stopped_by_agent=True)),
+            {},
+            True,
+            id="an earlier agent ran it",
+        ),
         pytest.param(EndReason.HUNG, of_gang(make_host), {}, True, id="hung"),
         pytest.param(EndReason.TIMEOUT, of_gang(make_host), {}, False, id="time limit"),
         pytest.param(

@@ -15,7 +15,7 @@ from datetime import datetime
 import msgspec
 
 from tpufleet.model.events import Event
-from tpufleet.model.fleet.hosts import Host, Phase, Progress
+from tpufleet.model.fleet.hosts import Exit, Host, Phase, Progress
 from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlice, source_text
 from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.job.end_reasons import END_REASONS, EndReason
@@ -289,11 +289,16 @@ def _is_incomplete(view: JobView, attempt: Attempt) -> bool:
         tpu_slice.fenced or tpu_slice.loss in _LOST_UNNOTICED
         for tpu_slice in view.slices_of(attempt)
     ) or any(
-        host.phase is Phase.IDLE
-        or (host.exit is not None and not host.exit.clean and not host.exit.stopped_by_agent)
+        host.phase is Phase.IDLE or (host.exit is not None and _is_missing(host.exit))
         for host in view.hosts_of(attempt)
         if host.attempt_id == attempt.id
     )
+
+
+def _is_missing(exit: Exit) -> bool:
+    """It ended too early, or never ran; not when it was stopped and could save."""
+    never_ran = exit.status is None and exit.signal is None
+    return never_ran or not (exit.clean or exit.stopped_by_agent)
 
 
 def _release_unresponsive_slices(
