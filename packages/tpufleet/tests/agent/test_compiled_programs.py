@@ -52,10 +52,17 @@ def test_the_programs_of_jobs_and_users_are_apart(harness, base_env):
         assert (line(harness, attempt, "folder: ") == first) is same
 
 
-def test_a_job_can_choose_its_own_folder(harness, base_env):
-    harness.assign(*PRINT_FOLDER, env={"JAX_COMPILATION_CACHE_DIR": "/own"})
+def test_a_gang_has_no_programs_of_process_0_alone(harness, base_env):
+    harness.assign(*PRINT_FOLDER, num_processes=2)
     harness.start(base_env)
-    assert line(harness, "j1.0", "folder: ") == "folder: /own"
+    assert line(harness, "j1.0", "folder: ") == "folder: "
+
+
+def test_a_job_can_choose_its_own_folder(harness, base_env):
+    harness.assign("sh", "-c", "env", env={"JAX_COMPILATION_CACHE_DIR": "/own"})
+    harness.start(base_env)
+    assert line(harness, "j1.0", "JAX_COMPILATION") == "JAX_COMPILATION_CACHE_DIR=/own"
+    assert "JAX_PERSISTENT_CACHE" not in harness.log()
 
 
 def test_a_host_keeps_the_programs_of_the_last_jobs(harness, base_env):

@@ -103,7 +103,7 @@ class Workload:
         self._steps: list[StepProcess] = []
         self._container: AttemptProcesses | None = None
         self._python: JobPython | None = None
-        self._compiled: Path | None = None  # programs; None: a container image does not see them
+        self._compiled: Path | None = None  # programs
         self._image: JobContainer | None = None
         self._progress_reader: ProgressReader | None = None
         self._log_shipper: LogShipper | None = None
@@ -254,7 +254,7 @@ class Workload:
             if self._python is not None:
                 self._python.begin()
                 shared += [self._python.cache, self._python.folder]
-            if self._image is None:
+            if compiled_programs.applies_to(self.assignment):
                 self._compiled = compiled_programs.open_folder(
                     self.assignment, self._context.settings.work_dir, self._containment
                 )
@@ -486,7 +486,7 @@ class Workload:
             attempt_folder=self.folder.path,
             agent_bin_dir="" if python or self._image else self._context.agent_bin_dir,
         )
-        if self._compiled is not None:
+        if self._compiled is not None and compiled_programs.DIRECTORY not in environ:
             environ = compiled_programs.variables(self._compiled) | environ
         return environ if python is None else environ | python.variables(environ)
 
