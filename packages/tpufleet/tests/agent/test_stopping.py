@@ -124,6 +124,16 @@ def test_a_blocked_program_is_killed_at_once_when_another_process_is_gone(harnes
     assert "SIGKILL after 1 s" in harness.log()
 
 
+def test_what_a_failed_program_leaves_is_killed_at_once(harness):
+    started = f"{sys.executable} -c '{STUBBORN}' > ../run/log &"
+    wait = "until grep -q up ../run/log; do sleep 0.1; done"
+    harness.assign("sh", "-c", f"{started} {wait}; exit 3", grace=timedelta(hours=1))
+    harness.start()
+    exit = harness.wait_for_exit()
+    assert (exit.status, exit.stopped_by_agent) == (3, False)
+    assert harness.processes() == []
+
+
 def test_a_stopping_program_is_killed_once_another_process_is_gone(harness):
     harness.assign_python(STUBBORN, grace=timedelta(hours=1))
     harness.start()

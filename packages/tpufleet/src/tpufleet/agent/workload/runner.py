@@ -351,6 +351,8 @@ class Workload:
         self._enter(Phase.SETUP if is_setup else Phase.RUNNING)
         stopped = self._wait_for_step(step, log)
         exit = step.exit(during_setup=is_setup)
+        if exit.status != 0 and not stopped:  # what is left of it can complete no step
+            self._abort.set()
         if not is_setup or stopped or exit.status != 0:
             self._end_all()
         pipe.flush()
@@ -416,13 +418,16 @@ class Workload:
         while not step.finished and (left := self._grace_left(began)) > 0:
             with contextlib.suppress(Empty):
                 self._wakeups.get(timeout=left)
-        while (left := self._grace_left(began)) > 0:
-            if processes.wait_until_gone(self._processes, left):
-                break
+        self._wait_until_gone(began)
         while not step.finished:
             self._kill_all()
             self._wakeups.get()
         return True
+
+    def _wait_until_gone(self, began: float) -> None:
+        while (left := self._grace_left(began)) > 0:
+            if processes.wait_until_gone(self._processes, left):
+                break
 
     def _grace_left(self, began: float) -> float:
         """Seconds until SIGKILL, or until it is to be asked again, since it may abort or save."""
@@ -445,8 +450,7 @@ class Workload:
         if not processes.wait_until_gone(self._processes, linger):
             if not self._sigterm_sent:
                 self._request_stop()
-                grace = self.assignment.grace.total_seconds()
-                processes.wait_until_gone(self._processes, grace)
+                self._wait_until_gone(time.monotonic())
             self._kill_all()
         if self._image is not None and self._steps:
             self._image.remove(self._context.base_env)
