@@ -199,6 +199,19 @@ def test_what_stops_an_attempt(observed, reason):
     assert step.events
 
 
+def test_the_failure_that_is_shown_is_not_a_lost_connection():
+    """Siblings that died of it may be reported in the same moment, or before."""
+    lost = [
+        exited(RUNNING, index, evidence=EndReason.CONNECTION_LOST, log_line="UNAVAILABLE: peer")
+        for index in range(3)
+    ]
+    crash = exited(RUNNING, 3, at=after(1), log_line="KeyError: 'labels'")
+    step = next_step(make_view(running_job, RUNNING, hosts=[*lost, crash]), after(2))
+    reasons = {step.job.reason, *(event.message for event in step.events)}
+    assert any("KeyError" in reason for reason in reasons)
+    assert not any("UNAVAILABLE" in reason for reason in reasons)
+
+
 def test_a_program_is_stopped_when_its_time_limit_is_reached():
     job = replace(running_job, spec=structs.replace(running_job.spec, timeout=10 * MINUTE))
     view = make_view(job, RUNNING)

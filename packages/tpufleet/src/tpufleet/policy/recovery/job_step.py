@@ -261,13 +261,13 @@ def _stop_reason(
         if tpu_slice is None or tpu_slice.state is not SliceState.READY:
             reason = _loss_end_reason(tpu_slice)
             return reason, f"slice {slice_id} {verdicts.LOSS_DESCRIPTIONS[reason]}; recovering"
+    if (failure := verdicts.first_failure(attempt, view.hosts_of(attempt))) is not None:
+        others = "; stopping the other hosts" if len(view.hosts_of(attempt)) > 1 else ""
+        return None, f"{verdicts.describe_exit(*failure)}{others}"
     for host in view.hosts_of(attempt):
         if host.attempt_id != attempt.id:
             continue
         if host.phase is Phase.EXITED and host.exit and not host.exit.clean:
-            if not host.exit.stopped_by_agent:
-                others = "; stopping the other hosts" if len(view.hosts_of(attempt)) > 1 else ""
-                return None, f"{verdicts.describe_exit(host, host.exit)}{others}"
             return None, f"host {host.index} of {host.slice_id} stopped its process"
         if host.phase is Phase.IDLE:
             return None, f"agent restarted on host {host.index} of {host.slice_id}"
