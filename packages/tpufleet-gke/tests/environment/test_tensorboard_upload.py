@@ -12,15 +12,19 @@ import json
 import os
 import shutil
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from tensorboard.summary import Writer
 
 from tests.environment.environments import example
 from tests.polling import wait_until
+from tpufleet.clocks import SystemClock
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.job.metric_points import MetricPoint
+from tpufleet.views.tensorboard_events import EventFile
 from tpufleet_gke.environment.addons import example_jobsets
 
 SERVER = Path(__file__).with_name("vertex_server.py")
@@ -105,19 +109,24 @@ def losses(vertex):
 
 
 def test_the_job_uploads_metrics_as_they_come_and_goes_on_after_a_restart(uploader, vertex):
-    writer = Writer(str(vertex / "bucket" / "maxtext" / "tensorboard"))
+    start = SystemClock().now()
 
-    def write(steps):
-        for step in steps:
-            writer.add_scalar("loss", 8.0 - step, step=step)
-        writer.flush()
+    def points(steps):
+        return [
+            MetricPoint(
+                job_id=JobId("j"), at=start + timedelta(seconds=step), step=step,
+                values={"loss": 8.0 - step},
+            )
+            for step in steps
+        ]  # fmt: skip
 
-    write(range(3))
+    file = EventFile(vertex / "bucket" / "maxtext" / "tensorboard", start)
+    file.append(points(range(3)))
     with upload(uploader, vertex):
         wait_until(lambda: losses(vertex) == {0: 8.0, 1: 7.0, 2: 6.0}, WAIT)
-        write(range(3, 5))
+        file.append(points(range(3, 5)))
         wait_until(lambda: losses(vertex).get(4) == 4.0, WAIT)
-    write([5])
+    file.append(points([5]))
     with upload(uploader, vertex):
         wait_until(lambda: losses(vertex).get(5) == 3.0, WAIT)
     (created,) = calls(vertex, "CreateTensorboardRun")

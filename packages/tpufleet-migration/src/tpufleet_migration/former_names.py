@@ -85,10 +85,10 @@ _FORMER: dict[str, Renamed | Unsupported] = {
     "del-config-alias": _renamed("config alias delete"),
     # Nodes.
     "fleet": _renamed("vm fleet"),
-    "apply applyy": _renamed("vm apply"),
-    "reapply reapplyy": _renamed("vm apply --replace"),
-    "apply-norm": _renamed("vm apply -norm"),
-    "reapply-norm": _renamed("vm apply --replace -norm"),
+    "apply applyy": _renamed("vm apply --autostop none"),
+    "reapply reapplyy": _renamed("vm apply --replace --autostop none"),
+    "apply-norm": _renamed("vm apply -norm --autostop none"),
+    "reapply-norm": _renamed("vm apply --replace -norm --autostop none"),
     "delete": _renamed(
         "vm delete", "for a job: `tpu cancel JOB`, then `tpu archive purge JOB` for its files"
     ),

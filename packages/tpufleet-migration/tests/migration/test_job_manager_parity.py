@@ -67,7 +67,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("ack", "failures are noticed at once", f"{RECOVERY}::test_a_preempted_attempt_is_retried_without_spending_the_failure_budget"),
     ("clean", "hide ended jobs", f"{SERVER}::test_archive_hides_jobs_and_unarchive_lists_them_again"),
     ("clear, clear-finished, clear-error", "parts of clean; nothing is deleted", "migration/test_former_archive.py::test_the_former_names_of_archive_delete_nothing"),
-    ("clear: chain", "a resumed chain is judged by its last child", "policy/test_job_lineage.py::test_a_lineage_is_judged_by_the_state_of_its_last_job"),
+    ("clear: chain", "jobs that a live one continues are kept", "views/test_cli_with_server.py::test_jobs_that_a_live_job_continues_are_archived_by_name_only"),
     ("-czw, -czj", "no zombies: processes and records end together", "agent/test_stopping.py::test_leftover_processes_are_ended_before_the_exit_is_reported"),
     ("change-ip", "jobs continue when the controller restarts", f"{FAILOVER}::test_workloads_continue_without_a_controller"),
     ("init", "wiped everything without a question; now sets up a project", "views/test_init.py::test_init_replaces_no_config_file_without_permission"),

@@ -178,7 +178,7 @@ def _http_handler(
             except ConnectionError:  # the client ended while it waited
                 self.close_connection = True
 
-        do_PUT = do_POST = do_DELETE = do_GET
+        do_PATCH = do_PUT = do_POST = do_DELETE = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             """Not logged: hosts poll all the time."""

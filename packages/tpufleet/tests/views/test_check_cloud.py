@@ -97,7 +97,7 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
          {"network": "projects/my-project/global/networks/net", **PRIVATE},
          "NAT us-central1", "gcloud compute routers create tpufleet-us-central1 --network net "),
         (lambda s: s.missing.add("sub"),
-         {"subnetwork": "projects/my-project/regions/us-central1/subnetworks/sub"},
+         {"subnetwork": "sub"},
          "subnetwork us-central1", "gcloud compute networks subnets create sub "),
         (lambda s: setattr(s, "private_access", False), PRIVATE, "subnetwork us-central1",
          "--enable-private-ip-google-access"),
@@ -227,3 +227,49 @@ def test_without_a_project_the_user_is_sent_to_init(tmp_path):
 def test_a_server_that_hosts_cannot_reach_is_named(url, message):
     check = preflight_server.check_server_url(url, server="", ca_file="", emulated=False)
     assert check.status == "failed" and message in check.message and "public_url" in check.fix
+
+
+HOST = "https://www.googleapis.com/compute/v1/projects/host-project"
+
+
+@pytest.mark.parametrize(
+    "subnetwork",
+    ["tpus", [f"{HOST}/regions/us-central1/subnetworks/tpus",
+              "projects/host-project/regions/europe-west4/subnetworks/tpus"]],
+    ids=["a name", "one per region"],
+)  # fmt: skip
+def test_a_shared_vpc_is_looked_up_in_its_host_project(tmp_path, emulator, subnetwork):
+    emulator.project.state.host_project = "host-project"
+    settings = {"network": f"{HOST}/global/networks/default", "subnetwork": subnetwork, **PRIVATE}
+    command = tpu(tmp_path, emulator, **settings)
+    found = {each["name"]: each for each in command.json("init", "check")["checks"]}
+    for name in ("network", "firewall between hosts", "subnetwork us-central1",
+                 "subnetwork europe-west4", "NAT europe-west4"):  # fmt: skip
+        assert found[name]["status"] == "ok", found[name]
+    emulator.project.state.nat = False
+    checks = json.loads(command("init", "check", "--json").stdout)["checks"]
+    [nat] = [each for each in checks if each["name"] == "NAT us-central1"]
+    assert "--project host-project" in nat["fix"] and "my-project" not in nat["fix"]
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("US-CENTRAL1", "hosts also in europe-west4: moving a checkpoint of 100 GB there costs "
+         "about $5 each time"),
+        ("EUROPE-WEST1", "hosts also in europe-west4, us-central1: moving a checkpoint of 100 GB "
+         "there costs about $5"),
+        ("US", "europe-west4, us-central1: moving"),
+    ],
+)  # fmt: skip
+def test_a_bucket_far_from_the_hosts_is_told_with_its_price(tmp_path, emulator, location, message):
+    emulator.project.state.bucket_location = location
+    checks = tpu(tmp_path, emulator).json("init", "check")["checks"]
+    [far] = [each for each in checks if each["name"] == "bucket region"]
+    assert far["status"] == "warning" and message in far["message"]
+
+
+def test_a_bucket_in_the_region_of_the_hosts_costs_nothing_to_read(tmp_path, emulator):
+    near = tpu(tmp_path, emulator, zones=["us-central1-a", "us-central1-b"])
+    checks = near.json("init", "check")["checks"]
+    assert "bucket region" not in {each["name"] for each in checks}

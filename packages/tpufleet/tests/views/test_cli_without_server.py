@@ -100,7 +100,7 @@ def test_the_help_of_submit_lists_every_field_of_a_job_file(alone):
 # Commands that open a shell, run until stopped or write files.
 WITHOUT_JSON = {
     "top", "ssh", "dash", "vm ssh", "vm shell", "cluster local kubectl", "agent",
-    "bridge firestore", "emulator",
+    "bridge firestore", "emulator", "tensorboard",
     "provisioner", "extract import", "extract export", "extract streams",
     "extract manifest",
     "extract repair", "init",

@@ -57,10 +57,17 @@ def test_the_plan_names_every_resource_and_the_price_and_changes_nothing(cloud):
     for _, name in ALL:
         assert name in printed
     assert "TCP 8470 from 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 198.51.100.0/24" in printed
-    assert "Price: about $0.025 per hour, $18 per month" in printed
+    assert "Price: about $0.024 per hour, $18 per month" in printed
     plan = cloud.tpu.json("deploy", "server", "--dry-run", "--machine-type", "n2-standard-8")
-    assert plan["usd_per_hour"] is None and len(plan["resources"]) == 4
+    assert plan["usd_per_hour"] > 0.3 and len(plan["resources"]) == 4
     assert not resources(cloud)
+
+
+def deployed(cloud: Cloud) -> tuple[str, str]:
+    """Both addresses of the VM."""
+    known = cloud.emulator.project.compute.state.resources
+    [interface] = known["zones/us-central1-a", "instances", "tpufleet-server"]["networkInterfaces"]
+    return interface["networkIP"], interface["accessConfigs"][0]["natIP"]
 
 
 @pytest.mark.slow
@@ -96,18 +103,37 @@ def test_a_server_is_deployed_used_repeated_and_deleted(cloud, machine, tmp_path
     assert laptop.json("jobs")["jobs"] == [], "the token is valid"
     assert "provider   tpu-vm" in laptop("status").stdout
 
-    again = cloud.tpu("deploy", "server", *options)
-    assert again.exit_code == 0 and "tpufleet-server exists" in again.stderr, again.stderr
-    machine.boot()  # a reboot keeps certificates, state and token
-    machine.wait()
+    # Repeated without a change: nothing restarts, and --port need not be written again.
+    again = cloud.tpu("deploy", "server", "--yes", *options[3:])
+    assert again.exit_code == 0 and "updated" not in again.stderr, again.stderr
+    assert machine.calls.read_text().count("systemctl restart") == 1
+
+    # Updated: a reboot with the new configuration keeps addresses, certificates, state and token.
+    before = deployed(cloud)
+    machine.instance["metadata"]["items"].append({"key": "ssh-keys", "value": "ann:ssh-ed25519"})
+    config_file.write_text(config_file.read_text() + "slices_per_user: 3\n")
+    updated = cloud.tpu("deploy", "server", "--allow", "198.51.100.0/24", *options)
+    assert updated.exit_code == 0, updated.stderr + machine.log()
+    assert "TCP " in updated.stdout and "0.0.0.0/0" not in updated.stdout
+    assert updated.stderr.count("tpufleet-server updated") == 2, "firewall rule and VM"
+    assert machine.calls.read_text().count("systemctl restart") == 2
+    assert (
+        (machine.root / "var/lib/tpufleet-server/config.yaml")
+        .read_text()
+        .count("slices_per_user: 3")
+    )
+    assert deployed(cloud) == before
+    assert {"key": "ssh-keys", "value": "ann:ssh-ed25519"} in machine.instance["metadata"]["items"]
     wait_until(lambda: laptop("jobs").exit_code == 0, describe=machine.log)
     assert laptop.json("jobs")["jobs"] == []
     assert machine.calls.read_text().count("mkfs") == 1
+    rule = cloud.tpu.ok("deploy", "server", "--dry-run")
+    assert "198.51.100.0/24 (exists)" in rule and "0.0.0.0/0" not in rule, "the one in force"
 
     kept = cloud.tpu.ok("deploy", "server", "--delete", "--yes")
     assert kept == "deleted tpufleet-server; disk tpufleet-server-state stays, with the state\n"
     assert resources(cloud) == {("disks", "tpufleet-server-state")}
-    assert config_file.read_text().strip() in ("", "{}"), "it no longer names the server"
+    assert config_file.read_text() == "slices_per_user: 3\n", "it no longer names the server"
     cloud.tpu.ok("deploy", "server", "--delete", "--state", "--yes")
     assert not resources(cloud)
 
@@ -124,13 +150,15 @@ def test_the_config_file_of_another_server_is_not_changed(cloud, machine, tmp_pa
     assert f"  server: https://127.0.0.1:{port}\n  ca_file: " in printed
 
 
-def test_what_fails_on_the_vm_is_told(cloud, machine):
-    wrong = cloud.tpu("deploy", "server", "--yes", "--bundle", "gs://bundle.tar.gz",
-                      "--bundle-sha256", "0" * 64)  # fmt: skip
+def test_what_fails_on_the_vm_is_told_and_repaired_by_a_repetition(cloud, machine):
+    bundle = ("deploy", "server", "--yes", "--bundle", "gs://bundle.tar.gz", "--bundle-sha256")
+    wrong = cloud.tpu(*bundle, "0" * 64, "--port", free_port())
     assert wrong.exit_code == 1
     assert "installing tpufleet failed: checksum of gs://bundle.tar.gz does not match" in (
         wrong.stderr
     )
+    right = hashlib.sha256(machine.bundle.read_bytes()).hexdigest()
+    assert "server ready" in cloud.tpu.ok(*bundle, right), machine.log()
 
 
 def test_roles_that_the_account_of_the_vm_lacks_are_told_first(cloud, tmp_path):

@@ -42,6 +42,30 @@ def test_init_writes_a_private_config_checks_the_project_and_names_the_next_step
     config.load({"TPUFLEET_CONFIG": str(file)}, tmp_path)
 
 
+TRC = ("--type", "v4-8:on-demand", "--type", "v5e-4", "--type", "v6e-4:spot")
+TRC_ZONES = ["us-central2-b", "us-central1-a", "europe-west4-a"]
+
+
+def test_init_takes_a_grant_of_several_types_and_zones(newcomer, tmp_path):
+    zones = [word for zone in TRC_ZONES for word in ("--zone", zone)]
+    answer = newcomer("init", "--project", "my-project", *TRC, *zones)
+    assert answer.exit_code == 0, answer.output
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert written["tpu_vm"]["zones"] == TRC_ZONES
+    for quota in ("quota v4-8 us-central2-b", "quota v5e-4 us-central1-a",
+                  "quota v6e-4 europe-west4-a"):  # fmt: skip
+        [line] = [line for line in answer.stdout.splitlines() if quota in line]
+        assert line.endswith("(on-demand)" if "v4-8" in quota else "(spot)")
+    for words in ("v4-8 --on-demand", "v5e-4 --spot", "v6e-4 --spot"):
+        assert f"  tpu run {words} --max-cost 5" in answer.stdout
+
+
+def test_init_takes_zones_of_every_type_by_default(newcomer, tmp_path):
+    newcomer.ok("init", "--project", "my-project", *TRC)
+    zones = yaml.safe_load((tmp_path / "config.yaml").read_text())["tpu_vm"]["zones"]
+    assert zones[:2] == ["us-central2-b", "us-central1-a"] and "us-central1-b" in zones
+
+
 def test_init_replaces_no_config_file_without_permission(newcomer, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("prices: {v5e: {spot: 0.3}}\n")
@@ -99,6 +123,8 @@ def test_the_server_listens_where_its_public_url_says(newcomer, tmp_path, option
         (("--project", "p-1", "--public-url", "https://x", "--tls-cert", "c"), "pass both"),
         (("--project", "p-1", "--type", "tpu7x-8"), "provider gke"),
         (("--project", "p-1", "--type", "v4-8", "--zone", "us-east1-d"), "us-central2-b"),
+        (("--project", "p-1", *TRC, "--zone", "us-central1-a"), "v4-8 is not documented in us-c"),
+        (("--project", "p-1", "--type", "v4-8:demand"), "the capacity is one of"),
     ],
 )
 def test_init_rejects_what_cannot_work(newcomer, arguments, message):

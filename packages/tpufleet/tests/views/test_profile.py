@@ -1,4 +1,4 @@
-"""`tpu profile` brings a trace of a running job."""
+"""`tpu profile` brings a trace of a running job; `tpu tensorboard` writes what it reported."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import tarfile
@@ -13,12 +14,17 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 
+from tests import fake_gcs
 from tests.server_process import Server, wait_until
 from tpufleet.agent.workload import profiles
-from tpufleet.model.job.jobs import JobState
-from tpufleet.views.cli.jobs import profile
+from tpufleet.model.job.jobs import JobId, JobState
+from tpufleet.model.job.metric_points import MetricPoint
+from tpufleet.runtime import gcs
+from tpufleet.views.cli.jobs import profile, tensorboard
+from tpufleet.views.tensorboard_events import EventFile, crc32c
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 # Knows nothing of tpufleet.
@@ -125,3 +131,74 @@ def test_files_of_an_archive_cannot_be_written_elsewhere(tmp_path):
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     folder = "out/plugins/profile/r"
     assert written == {f"{folder}/host-0.xplane.pb", f"{folder}/host-0.trace.json.gz"}
+
+
+# TensorBoard
+
+
+def points(*losses: float) -> list[MetricPoint]:
+    return [
+        MetricPoint(
+            job_id=JobId("a"), at=START + timedelta(seconds=step), step=step, values={"loss": loss}
+        )
+        for step, loss in enumerate(losses)
+    ]
+
+
+def test_the_checksum_is_that_of_the_standard():
+    assert crc32c(b"123456789") == 0xE3069283  # RFC 3720, B.4
+
+
+@pytest.mark.slow
+def test_tensorboard_reads_the_event_files(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    file = EventFile(tmp_path, START)
+    assert file.append(points(3.0, 2.0)) == 2
+    assert file.append(points(3.0, 2.0, 1.5)) == 1  # those that are new
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    read = [(event.step, event.value, event.wall_time) for event in events.Scalars("loss")]
+    assert read == [(step, loss, START.timestamp() + step)
+                    for step, loss in enumerate((3.0, 2.0, 1.5))]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_tensorboard_reads_the_folders_of_several_jobs_in_a_bucket(tmp_path, monkeypatch):
+    """The program itself, with the arguments of `tpu tensorboard`, and the emulator of a bucket."""
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("gcsfs", reason="pip install 'tpufleet[tensorboard]'")
+    folder = tmp_path / "local"
+    EventFile(folder, START).append(points(2.0))
+    EventFile(tmp_path / "remote", START).append(points(3.0))
+    (file,) = (tmp_path / "remote").iterdir()
+    with fake_gcs.server() as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        bucket = gcs.connect().create_bucket("runs")
+        bucket.blob(f"train/{file.name}").upload_from_filename(file)
+        runs = {"train-files": "gs://runs/train", "other": str(folder)}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [
+            *tensorboard.find_program(),
+            *tensorboard.location_options(runs),
+            "--port",
+            str(port),
+        ]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            try:
+                wait_until(
+                    lambda: served_runs(port) == ["other/.", "train-files/."],
+                    90,
+                    lambda: f"{served_runs(port)}",
+                )
+            finally:
+                process.terminate()
+
+
+def served_runs(port: int) -> list[str]:
+    try:
+        response = httpx.get(f"http://127.0.0.1:{port}/data/runs", timeout=900)
+    except httpx.TransportError:
+        return []
+    return sorted(response.json()) if response.status_code == 200 else []

@@ -242,11 +242,11 @@ def test_status_lists_reachable_zones_and_names_the_others(clouds, error):
     assert alone.exit_code == 1 and "europe-west4-a" in alone.stderr
 
 
-def test_listing_without_zones_is_rejected_without_a_call(cloud):
+def test_a_fleet_without_zones_is_rejected_without_a_call(cloud):
     cloud.tpu.environ["TPUFLEET_TPU_VM"] = json.dumps(
         {"project": "my-project", "endpoint": cloud.emulator.endpoint}
     )
-    answer = cloud.tpu("fleet", "list")
+    answer = cloud.tpu("fleet", "create", "--workers-per-zone", "1")
     assert answer.exit_code == 2 and "--zones" in answer.stderr
     assert cloud.emulator.service.calls == []
 

@@ -232,6 +232,13 @@ class Cloud:
                 Code.FAILED_PRECONDITION,
                 "Cloud TPU received a bad request. Stop is only available with single TPU nodes.",
             )
+        if record.queued_resource:
+            # cloud.google.com/tpu/docs/queued-resources: such a TPU VM can only be deleted.
+            raise ApiError(
+                Code.FAILED_PRECONDITION,
+                "Cloud TPU received a bad request. Stop is not supported for nodes of a queued "
+                "resource.",
+            )
         if record.state is not State.READY:
             raise api_errors.api_error("conflict", target=name)
         operation = self.operations.begin(name, "stop", now)
@@ -321,6 +328,18 @@ class Cloud:
             )
         operation = self.operations.begin(name, "performMaintenance", now)
         record.maintenance = replace(window, ongoing=True)
+        self.send_notice(record, "maintenance", now)
+        return operation
+
+    def simulate_maintenance(self, name: str, workers: Sequence[str], now: datetime) -> str:
+        """An event on the first of these workers, or else worker 0. All hosts get the notice."""
+        record = self.node(name)
+        worker = next(iter(workers), "0")
+        if not worker.isdecimal() or int(worker) >= record.accelerator.hosts:
+            raise invalid_argument(f'The worker "{worker}" was not found.')
+        if record.state is not State.READY:
+            raise api_errors.api_error("conflict", target=name)
+        operation = self.operations.begin(name, "simulateMaintenanceEvent", now)
         self.send_notice(record, "maintenance", now)
         return operation
 

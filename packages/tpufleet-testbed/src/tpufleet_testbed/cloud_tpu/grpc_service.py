@@ -134,6 +134,10 @@ class TpuService:
                 alpha.ListNodesResponse, "nodes", nodes, NodeRecord.to_alpha)),
             "v2alpha1.PerformMaintenance": (alpha.PerformMaintenanceRequest,
                 self._perform_maintenance),
+            "v2alpha1.PerformMaintenanceQueuedResource": (
+                alpha.PerformMaintenanceQueuedResourceRequest, self._perform_queued_maintenance),
+            "v2alpha1.SimulateMaintenanceEvent": (alpha.SimulateMaintenanceEventRequest,
+                self._simulate_maintenance),
         }  # fmt: skip
         services = {OPERATIONS: operations, LOCATIONS: locations, TPU: methods, ALPHA: maintenance}
         return [
@@ -207,6 +211,28 @@ class TpuService:
         operation = self._cloud.perform_maintenance(request.name, now)
         node = alpha.Node.pb(self._cloud.node(request.name).to_alpha())
         self._cloud.operations.succeed(operation, node)
+        return self._cloud.operations.get(operation)
+
+    def _simulate_maintenance(self, request: Any, now: datetime) -> Any:
+        operation = self._cloud.simulate_maintenance(request.name, request.worker_ids, now)
+        node = alpha.Node.pb(self._cloud.node(request.name).to_alpha())
+        self._cloud.operations.succeed(operation, node)
+        return self._cloud.operations.get(operation)
+
+    def _perform_queued_maintenance(self, request: Any, now: datetime) -> Any:
+        """Of some nodes of a queued resource, named in full or by their ids."""
+        queued, parent = self._queue.get(request.name), request.name.rsplit("/", 2)[0]
+        for each in request.node_names:
+            name = each if "/" in each else f"{parent}/nodes/{each}"
+            if self._cloud.node(name).queued_resource != request.name:
+                raise invalid_argument(f'The node "{each}" is not part of {request.name}.')
+            ended = self._cloud.perform_maintenance(name, now)
+            self._cloud.operations.succeed(ended, alpha.Node.pb(self._cloud.node(name).to_alpha()))
+        operation = self._cloud.operations.begin(request.name, "performMaintenance", now)
+        shown = alpha.QueuedResource.deserialize(
+            cloud_tpu.QueuedResource.serialize(queued.to_api())
+        )
+        self._cloud.operations.succeed(operation, alpha.QueuedResource.pb(shown))
         return self._cloud.operations.get(operation)
 
     def _get_guest(self, request: cloud_tpu.GetGuestAttributesRequest, now: datetime) -> Any:

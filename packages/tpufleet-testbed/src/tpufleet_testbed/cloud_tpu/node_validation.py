@@ -34,6 +34,11 @@ METADATA_KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
 METADATA_VALUE_BYTES = 256 * 1024
 METADATA_BYTES = 512 * 1024
 MAX_DESCRIPTION = 512
+# Of a network or subnetwork: a name, or a partial or full URL.
+NETWORK = re.compile(
+    r"(?:(?:https://(?:www|compute)\.googleapis\.com/compute/[a-z0-9]+/)?(?:projects/[^/]+/)?"
+    r"(?:global/networks|regions/[^/]+/subnetworks)/)?[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
+)
 DISK = re.compile(r"projects/[^/]+/(?:zones|regions)/(?P<location>[^/]+)/disks/[^/]+")
 # With the boot disk: cloud.google.com/tpu/docs/attach-durable-block-storage
 MAX_DISKS, MAX_DISKS_V6E = 128, 32
@@ -55,6 +60,11 @@ def validate(
     scheduling = node.scheduling_config
     if scheduling.reserved and (scheduling.spot or scheduling.preemptible):
         raise invalid_argument("A reserved node cannot be spot or preemptible.")
+    if scheduling.spot and scheduling.preemptible:
+        raise invalid_argument("A node cannot be both spot and preemptible.")
+    for url in (node.network_config.network, node.network_config.subnetwork):
+        if url and not NETWORK.fullmatch(url):
+            raise invalid_argument(f'The network "{url}" is not valid. The URL is malformed.')
     if node.cidr_block and not _is_29(node.cidr_block):
         raise invalid_argument(f"The CIDR block {node.cidr_block} is not a /29 block.")
     check_editable(node)

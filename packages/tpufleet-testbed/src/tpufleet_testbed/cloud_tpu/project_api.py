@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from tpufleet_testbed.servers import Answer, HttpServer
 # By the first part of our paths. Service Usage and Cloud Storage are enabled in every project.
 SERVICES = {
     "compute": "compute.googleapis.com",
+    "container": "container.googleapis.com",
     "iam": "iam.googleapis.com",
     "projects": "cloudresourcemanager.googleapis.com",
     "quotas": "cloudquotas.googleapis.com",
@@ -26,6 +28,7 @@ SERVICES = {
 }
 TITLES = {"compute.googleapis.com": "Compute Engine API"}
 DEFAULT_QUOTA = 1024
+_NETWORKING = re.compile(r"/(networks|subnetworks|firewalls|routers)(/|$)")
 DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 
 
@@ -41,8 +44,11 @@ class ProjectState:
     quota: dict[tuple[str, str], int] = field(default_factory=dict)  # by quota id and place
     missing: set[str] = field(default_factory=set)  # last parts of names that do not exist
     private_access: bool = True  # of subnetworks
+    host_project: str = ""  # of a shared VPC, which has all networks; empty: each project has
+    bucket_location: str = "US-CENTRAL1"
     nat: bool = True
     objects: set[str] = field(default_factory=set)  # bucket/name
+    clusters: list[dict[str, Any]] = field(default_factory=list)  # of GKE, in all locations
 
 
 class ProjectApi:
@@ -57,16 +63,19 @@ class ProjectApi:
     ) -> tuple[int, dict[str, Any]]:
         parts = urlsplit(target)
         _, api, path = unquote(parts.path).split("/", 2)
-        service = SERVICES.get(api, "")
+        service, state = SERVICES.get(api, ""), self.state
         if service in self.state.disabled_apis:
             return _disabled(service)
+        elsewhere = state.host_project and f"projects/{state.host_project}/" not in path
+        if elsewhere and _NETWORKING.search(path) and method == "GET":
+            return (200, {}) if path.endswith(("firewalls", "routers")) else _not_found(path)
         if api == "compute":
             # Google's client has no prefix for the API before the path.
             plain = path if path.startswith("compute/") else f"compute/{path}"
             reply = self.compute.answer(method, plain, parse_qs(parts.query), body)
             if reply is not None:
                 return reply
-        state, last = self.state, path.rpartition("/")[2]
+        last = path.rpartition("/")[2]
         if api == "storage" and path.endswith("/iam/testPermissions"):
             return 200, {"permissions": self._granted(parse_qs(parts.query).get("permissions", []))}
         if path.endswith(":getIamPolicy"):
@@ -98,6 +107,8 @@ class ProjectApi:
                 return 200, {"items": [{"name": "nat", "nats": [{}]}] if state.nat else []}
             case "compute":
                 return 200, {"name": last, "privateIpGoogleAccess": state.private_access}
+            case "container" if last == "clusters":
+                return 200, {"clusters": state.clusters}
             case "tpu" if last in catalog.RUNTIME_VERSIONS:
                 return 200, {"name": path.removeprefix("v2/"), "version": last}
             case "storage" if last == "iam":
@@ -106,7 +117,7 @@ class ProjectApi:
                 name = path.removeprefix("storage/v1/b/").replace("/o/", "/", 1)
                 return (200, {"name": name}) if name in state.objects else _not_found(path)
             case "storage":
-                return 200, {"name": last}
+                return 200, {"name": last, "location": state.bucket_location}
         return _not_found(path)
 
     def _granted(self, permissions: list[str]) -> list[str]:

@@ -29,6 +29,7 @@ METADATA_PAGE = "compute/docs/metadata/setting-custom-metadata#limitations"
 LABELS_PAGE = "compute/docs/labeling-resources#requirements"
 TAGS_PAGE = "vpc/docs/add-remove-network-tags#restrictions"
 GUEST_PAGE = "compute/docs/metadata/manage-guest-attributes"
+ALPHA_PROTO = "rpc/google.cloud.tpu.v2alpha1"
 MAINTENANCE_PAGE = "tpu/docs/view-maintenance-notifications"
 ERRORS_PAGE = "AIP-193"
 OPERATIONS_PAGE = "AIP-151"
@@ -215,6 +216,23 @@ NODE_ROWS = (
         lambda w: create(w, node=tpu_v2.Node(
             accelerator_type="v5litepod-4", runtime_version="v2-alpha-tpuv5-lite",
             scheduling_config={"spot": True, "reserved": True})), Invalid),
+    Row("spot and preemptible", PROTO,
+        lambda w: create(w, node=tpu_v2.Node(
+            accelerator_type="v5litepod-4", runtime_version="v2-alpha-tpuv5-lite",
+            scheduling_config={"spot": True, "preemptible": True})), Invalid, "both spot and"),
+    *(
+        Row(f"network: {kind}", PROTO,
+            lambda w, url=url: create(w, network_config={"network": url}),
+            refused, text)
+        for kind, url, refused, text in (
+            ("a name", "default", None, ""),
+            ("a partial URL", "global/networks/default", None, ""),
+            ("a full URL", "https://www.googleapis.com/compute/v1/projects/h/global/networks/n",
+             None, ""),
+            ("a malformed URL", "networks/default", Invalid, "malformed"),
+            ("of another kind", "projects/p/global/firewalls/default", Invalid, "malformed"),
+        )
+    ),
     # Labels, tags, metadata
     Row("label: upper-case value", LABELS_PAGE, lambda w: create(w, labels={"a": "B"}), Invalid),
     Row("label: 64-character key", LABELS_PAGE,
@@ -316,6 +334,28 @@ FILLED_ROWS = (
     Row("healthy when ready", PROTO, created, check=lambda node: node.health.name == "HEALTHY"),
 )  # fmt: skip
 
+V6E = "projects/p/locations/us-east5-b"
+
+
+def v6e() -> tpu_v2.Node:
+    return tpu_v2.Node(accelerator_type="v6e-8", runtime_version="v2-alpha-tpuv6e")
+
+
+def queued_v6e(world: EmulatedCloud) -> None:
+    """A queued resource `q` whose node `a` is READY."""
+    spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=V6E, node_id="a", node=v6e())
+    request = tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]))
+    world.client.create_queued_resource(
+        parent=V6E, queued_resource_id="q", queued_resource=request, timeout=900
+    )
+    world.advance(LONG)
+
+
+def start_queued(world: EmulatedCloud, node_id: str) -> Any:
+    request = {"name": f"{V6E}/queuedResources/q", "node_names": [node_id]}
+    return alpha(world).perform_maintenance_queued_resource(request, timeout=900).result(900)
+
+
 LIFECYCLE_ROWS = (
     Row("get: not found", PROTO, lambda w: w.client.get_node(name=name("no")), exceptions.NotFound,
         "projects/p/locations/us-central1-a/nodes/no"),
@@ -330,6 +370,9 @@ LIFECYCLE_ROWS = (
     Row("stop: several hosts", PROTO,
         lambda w: (created(w, accelerator="v5litepod-16"),
                    w.client.stop_node(request={"name": name()})), Precondition, "single TPU node"),
+    Row("stop: of a queued resource", QUEUE_PAGE,
+        lambda w: (enqueue(w, queued("a", accelerator="v5litepod-4")), w.advance(LONG),
+                   w.client.stop_node(request={"name": name()})), Precondition, "queued resource"),
     Row("stop: while creating", PROTO,
         lambda w: (create(w), w.client.stop_node(request={"name": name()})), Precondition),
     Row("start: a stopped node", PROTO,
@@ -603,6 +646,22 @@ ALPHA_ROWS = (
                    next(iter(alpha(w).list_nodes(parent=PARENT))))[2].upcoming_maintenance,
         check=lambda found: found.window_start_time < found.window_end_time
         and found.window_start_time.endswith("Z")),
+    Row("alpha: a simulated event reaches the hosts", ALPHA_PROTO,
+        lambda w: (created(w), alpha(w).simulate_maintenance_event({"name": name()}, timeout=900)
+                   .result(timeout=900))[1],
+        check=lambda node: node.health.name == "UNHEALTHY_MAINTENANCE"),
+    Row("alpha: a simulated event of an unknown worker", ALPHA_PROTO,
+        lambda w: (created(w), alpha(w).simulate_maintenance_event(
+            {"name": name(), "worker_ids": ["1"]}, timeout=900)), Invalid, "worker"),
+    Row("alpha: maintenance of nodes of a queued resource", ALPHA_PROTO,
+        lambda w: (queued_v6e(w), w.plan_maintenance("a", days=7, parent=V6E),
+                   start_queued(w, "a"), alpha(w).get_node(name=f"{V6E}/nodes/a"))[-1],
+        check=lambda node: node.upcoming_maintenance.maintenance_status.name == "ONGOING"),
+    Row("alpha: maintenance of a node of another queued resource", ALPHA_PROTO,
+        lambda w: (queued_v6e(w), create(w, "b", V6E, node=v6e()), start_queued(w, "b")), Invalid,
+        "not part of"),
+    Row("alpha: maintenance of a queued resource that is not found", ALPHA_PROTO,
+        lambda w: start_queued(w, "a"), exceptions.NotFound),
     Row("alpha: the same nodes", PROTO,
         lambda w: (created(w, labels={"a": "b"}), alpha(w).get_node(name=name()))[1],
         check=lambda node: node.state.name == "READY" and node.labels["a"] == "b"),

@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import local_jobs
@@ -16,6 +17,7 @@ from tpufleet.config import Config, is_loopback
 from tpufleet.errors import BadInput, optional_packages
 from tpufleet.model.fleet.preflight import Check
 from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import prices
 from tpufleet.providers.base import Provider
 from tpufleet.providers.local import fault_plan
 from tpufleet.providers.local.provider import LocalProvider
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     # Re-exported: the command line must not import a provider.
     from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes as ManualNodes
+    from tpufleet.providers.tpu_vm.project_resources import ProjectResources
     from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 
 
@@ -131,9 +134,25 @@ def manual_nodes(
     return ManualNodes(cloud, parsed, report, zones=parsed.zones if "zones" in document else ())
 
 
-def preflight(
-    settings: Config, accelerators: Sequence[str] = (), capacity: Capacity = Capacity.SPOT
-) -> list[Check]:
+def project_resources(settings: Config, report: Callable[[str], None]) -> ProjectResources:
+    """What the cloud project contains, read with the credentials on this machine."""
+    parsed = tpu_vm_settings(settings)
+    from tpufleet.providers.tpu_vm import api
+    from tpufleet.providers.tpu_vm.project_resources import ProjectResources
+
+    urls = [url for url in (settings.server, settings.public_url) if url]
+    own = [urlsplit(url).hostname or "" for url in urls] or ["127.0.0.1", "localhost"]
+    return ProjectResources(
+        google_rest(parsed),
+        api.TpuApi(lambda: api.connect(parsed.endpoint), project=parsed.project),
+        parsed.project,
+        prices.price_table(settings.prices),
+        own,
+        report,
+    )
+
+
+def preflight(settings: Config, accelerators: Mapping[str, Capacity] | None = None) -> list[Check]:
     """Check the cloud project of the configuration, with the credentials on this machine."""
     parsed = tpu_vm_settings(settings)
     from tpufleet.providers.tpu_vm.preflight import Preflight, PreflightInput
@@ -144,8 +163,7 @@ def preflight(
         public_url=settings.public_url or "",
         server=settings.server or "",
         ca_file=str(settings.ca_file or ""),
-        accelerators=accelerators,
-        capacity=capacity,
+        accelerators=accelerators or {},
     )
     return Preflight(wanted, google_rest(parsed)).run()
 

@@ -6,65 +6,62 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tpufleet.compose import host_bundle
-from tpufleet.compose.providers import google_rest, tpu_vm_settings
+from tpufleet.compose.providers import google_rest, project_resources, tpu_vm_settings
 from tpufleet.config import Config
 from tpufleet.errors import BadInput
-from tpufleet.providers.tpu_vm.server_vm import ServerVm, ServerVmSettings, plan
+from tpufleet.model.fleet.paid_resources import PaidResource
+from tpufleet.providers.tpu_vm.server_vm import Plan as Plan  # for the command
+from tpufleet.providers.tpu_vm.server_vm import ServerVm, ServerVmSettings
 from tpufleet.service.transport.auth import new_token as new_token  # for the command
 
 # Of a server; hosts can install the same bundle.
 SERVER_EXTRAS = "gcs,tpu-vm"
 
 
-def settings_of(config: Config, *, zone: str | None, **options: Any) -> ServerVmSettings:
-    """From the cloud project of the configuration."""
-    parsed = tpu_vm_settings(config)
-    chosen = zone or (parsed.zones[0] if parsed.zones else "")
-    if not chosen:
-        raise BadInput("no zone; pass --zone, such as --zone us-central1-a")
-    network: dict[str, Any] = {
-        key: value
-        for key, value in (("network", parsed.network), ("subnetwork", parsed.subnetwork))
-        if value
-    }
-    return ServerVmSettings(project=parsed.project, zone=chosen, **network, **options)
-
-
-def plan_lines(settings: ServerVmSettings) -> list[tuple[str, str]]:
-    """Name and description of each resource."""
-    return [(each.name, each.description) for each in plan(settings)]
-
-
 def server_vm(
-    config: Config, settings: ServerVmSettings, report: Callable[[str], None]
+    config: Config, *, zone: str | None, report: Callable[[str], None], **options: Any
 ) -> ServerVm:
-    return ServerVm(google_rest(tpu_vm_settings(config)), settings, report)
-
-
-def with_server(
-    config: Config, settings: ServerVmSettings, bundle: tuple[str, str], token: str
-) -> ServerVmSettings:
-    """With the metadata of a VM: the bundle, the configuration and the hash of the admin's token.
-    Nothing in it is secret: everyone who may see the VM can read its metadata."""
-    url, checksum = bundle
-    return replace(
-        settings,
-        metadata={
-            "tpufleet-bundle": url,
-            "tpufleet-bundle-sha256": checksum,
-            "tpufleet-config": yaml.safe_dump(
-                server_document(config, url, checksum), sort_keys=False
-            ),
-            "tpufleet-admin-token-sha256": hashlib.sha256(token.encode()).hexdigest(),
-        },
+    """In the cloud project of the configuration."""
+    parsed = tpu_vm_settings(config)
+    if parsed.network:
+        options["network"] = parsed.network_path
+    settings = ServerVmSettings(
+        project=parsed.project,
+        zone=zone,
+        default_zone=parsed.zones[0],
+        subnetwork=parsed.subnetwork_path,
+        **options,
     )
+    return ServerVm(google_rest(parsed), settings, report)
+
+
+def live_slices(config: Config, vm: ServerVm, report: Callable[[str], None]) -> list[PaidResource]:
+    """What would be paid for, and deleted by nobody, without this server."""
+    hosts = vm.hosts()
+    return project_resources(config, report).of_server(hosts) if hosts else []
+
+
+def orphans(config: Config, report: Callable[[str], None]) -> list[PaidResource]:
+    """What earlier servers left in the project."""
+    return project_resources(config, report).orphans()
+
+
+def metadata(config: Config, bundle: tuple[str, str], token: str) -> dict[str, str]:
+    """Of the VM: the bundle, the configuration and the hash of the admin's token. Nothing in it is
+    secret: everyone who may see the VM can read its metadata."""
+    url, checksum = bundle
+    return {
+        "tpufleet-bundle": url,
+        "tpufleet-bundle-sha256": checksum,
+        "tpufleet-config": yaml.safe_dump(server_document(config, url, checksum), sort_keys=False),
+        "tpufleet-admin-token-sha256": hashlib.sha256(token.encode()).hexdigest(),
+    }
 
 
 def server_document(config: Config, bundle: str, checksum: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.providers.tpu_vm import naming
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
+from tpufleet.providers.tpu_vm.settings import parse as parse_settings
 from tpufleet_testbed.cloud_tpu.node_validation import LABEL_VALUE
 
 
@@ -80,7 +81,7 @@ def test_the_runtime_follows_the_generation(world, accelerator, runtime):
 def test_operator_settings_reach_the_node(world):
     world.reopen(
         network="projects/p/global/networks/n",
-        subnetwork="projects/p/regions/r/subnetworks/s",
+        subnetwork=("s",),
         external_ips=False,
         service_account="tpu@p.iam.gserviceaccount.com",
         tags=("tpu", "nat"),
@@ -96,6 +97,38 @@ def test_operator_settings_reach_the_node(world):
     assert sent.service_account.email == "tpu@p.iam.gserviceaccount.com"
     assert list(sent.tags) == ["tpu", "nat"] and sent.metadata["team"] == "vision"
     assert sent.data_disks[0].mode is tpu_v2.AttachedDisk.DiskMode.READ_ONLY
+
+
+_FULL = "https://www.googleapis.com/compute/v1/projects/host"
+
+
+@pytest.mark.parametrize(
+    ("network", "subnetwork", "expected"),
+    [
+        ("n", ["s"], ("my-project", "my-project")),
+        ("global/networks/n", ["regions/us-central1/subnetworks/s", "s"],
+         ("my-project", "my-project")),
+        ("projects/host/global/networks/n", ["s"], ("host", "host")),
+        (f"{_FULL}/global/networks/n", [f"{_FULL}/regions/us-central1/subnetworks/s", "x"],
+         ("host", "host")),
+    ],
+    ids=["names", "partial URLs", "a shared VPC", "full URLs"],
+)  # fmt: skip
+def test_networks_are_sent_as_the_apis_take_them(world, network, subnetwork, expected):
+    parsed = parse_settings(
+        {"project": "my-project", "zones": [ZONE], "network": network, "subnetwork": subnetwork}
+    )
+    world.reopen(network=parsed.network, subnetwork=parsed.subnetwork)
+    world.provider.request(order("a"))
+    sent, (host, of_subnetwork) = template(world, "a").network_config, expected
+    assert sent.network == f"projects/{host}/global/networks/n"
+    assert sent.subnetwork == f"projects/{of_subnetwork}/regions/us-central1/subnetworks/s"
+
+
+def test_a_zone_without_a_subnetwork_is_refused_before_anything_is_paid_for():
+    urls = ["regions/us-central1/subnetworks/s"]
+    with pytest.raises(BadInput, match="none is in the region of us-west4-a"):
+        parse_settings({"project": "my-project", "zones": [ZONE, "us-west4-a"], "subnetwork": urls})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
+from msgspec import structs
+
 from tests.providers.tpu_vm.emulated_tpus import OTHER_ZONE, ZONE, order
 from tpufleet.errors import ProviderBusy, ProviderUnavailable, RateLimited
 from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice
@@ -160,3 +162,11 @@ def test_nodes_that_a_listing_lacks_are_read_by_name_and_only_once_if_they_are_g
     for _ in range(3):
         assert {each.id for each in world.provider.listing(expected)} == {"a"}
     assert len(world.calls("GetNode")) == 1 + 3, "b once, a whenever it is not listed"
+
+
+def test_nodes_of_another_server_are_told_once(world, caplog):
+    """A new server on the same project does not own what the old one left."""
+    world.provider.request(structs.replace(order("left", accelerator="v5e-4"), fleet="old"))
+    for _ in range(2):
+        world.listed()
+    assert caplog.text.count("has 1 TPU VMs of another server (fleet old)") == 1

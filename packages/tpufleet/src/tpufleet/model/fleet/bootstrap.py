@@ -36,7 +36,8 @@ class BootstrapReport:
     failed: bool = False  # final: nothing on the host tries again
     message: str = ""  # the error, if any
     untrusted: bool = False  # the error: the host rejects the certificate of the server
-    slice_id: str = ""  # of an adopted node, which keeps reports of former adoptions
+    # Of an adopted node, which keeps reports of former adoptions; or the deployment of a server.
+    slice_id: str = ""
 
     @property
     def text(self) -> str:

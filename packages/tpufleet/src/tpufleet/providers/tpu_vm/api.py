@@ -99,6 +99,17 @@ class TpuApi:
         workers = response.guest_attributes if response is not None else ()
         return [item.value for worker in workers for item in worker.query_value.items]
 
+    def list_zones(self, project: str) -> list[str]:
+        """Where the project can have TPUs."""
+        zones, token = [], ""
+        while True:
+            request = {"name": f"projects/{project}", "page_size": PAGE_SIZE, "page_token": token}
+            answer = self._call("list_locations", "list zones", request)
+            zones += [each.location_id for each in answer.locations]
+            token = answer.next_page_token
+            if not token:
+                return zones
+
     def list_nodes(self, parent: str) -> list[tpu_v2.Node]:
         pages = self._pages("list_nodes", "nodes", parent)
         return [node for page in pages for node in page.nodes]

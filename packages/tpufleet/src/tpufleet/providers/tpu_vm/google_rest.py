@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -23,6 +24,7 @@ HOSTS = {
     "iam": "https://iam.googleapis.com",
     "quotas": "https://cloudquotas.googleapis.com",
     "compute": "https://compute.googleapis.com",
+    "container": "https://container.googleapis.com",
     "storage": "https://storage.googleapis.com",
     "tpu": "https://tpu.googleapis.com",
 }
@@ -90,6 +92,21 @@ class GoogleRest:
 
     def post(self, api: str, path: str, body: dict[str, Any]) -> Answer:
         return self._call("POST", api, path, {}, body)
+
+    def patch(self, api: str, path: str, body: dict[str, Any]) -> Answer:
+        return self._call("PATCH", api, path, {}, body)
+
+    def pages(self, api: str, path: str, **query: str) -> Iterator[Answer]:
+        """Of a listing; the last one may be an error."""
+        token = ""
+        while True:
+            answer = self._call(
+                "GET", api, path, {**query, "pageToken": token} if token else query, None
+            )
+            yield answer
+            token = str(answer.body.get("nextPageToken", ""))
+            if not token:
+                return
 
     def delete(self, api: str, path: str) -> Answer:
         return self._call("DELETE", api, path, {}, None)

@@ -25,7 +25,7 @@ report() {
   host="$(attribute_or agent-worker-number 0)"
   message="$(printf '%s' "$2" | tr -d '\000-\037"\134' | cut -c 1-900)"
   [[ "$host" =~ ^[0-9]+$ ]] || host=0
-  adopted="$(attribute_or tpufleet-adopted '' | tr -cd 'a-z0-9-')"
+  adopted="$(attribute_or tpufleet-adopted "$(attribute_or tpufleet-deployment '')" | tr -cd 'a-z0-9-')"
   publish bootstrap "{\"host\": $host, \"stage\": \"$STAGE\", \"failed\": $failed, \
 \"message\": \"$message\", \"slice_id\": \"$adopted\"}"
 }

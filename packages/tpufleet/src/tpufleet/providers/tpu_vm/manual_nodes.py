@@ -137,6 +137,9 @@ class ManualNodes:
         return [disk.source for disk in missing]
 
     # Many nodes.
+    def all_zones(self) -> list[str]:
+        return self._api.list_zones(self.project)
+
     def expired(self, zones: Sequence[str]) -> list[NodeInfo]:
         """Manual nodes whose time is over."""
         now = self._clock.now()
@@ -203,15 +206,15 @@ class ManualNodes:
 
     def _send_create(self, zone: str, name: str, request: NodeRequest) -> Any:
         parent = self._location(zone).path
-        node = self._node(request)
+        node = self._node(zone, request)
         operation = self._api.create_node(parent, fleets.check_name(name), node)
         error_mapping.raise_error(operation, f"create {name}")
         return operation
 
-    def _node(self, request: NodeRequest) -> tpu_v2.Node:
+    def _node(self, zone: str, request: NodeRequest) -> tpu_v2.Node:
         kind = type_lookup.find(request.accelerator)
         runtime = request.runtime or requests.runtime_version(kind, self._settings)
-        node = requests.base_node(kind, runtime, self._settings)
+        node = requests.base_node(kind, runtime, self._settings, zone)
         node.scheduling_config = tpu_v2.SchedulingConfig(spot=request.spot)
         node.labels, node.metadata = MANUAL_LABELS, self._settings.metadata
         if request.autostop is not None:

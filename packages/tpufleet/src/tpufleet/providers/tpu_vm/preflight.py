@@ -4,7 +4,7 @@ command that fixes it; nothing is changed."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +14,7 @@ import msgspec
 from tpufleet.errors import PermissionMissing, ProviderError
 from tpufleet.model.fleet.preflight import Check, failed, ok, skipped, warning
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import tpu_zones, type_lookup
+from tpufleet.model.tpu import tpu_zones, transfer_prices, type_lookup
 from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 from tpufleet.providers.tpu_vm.preflight_accounts import (
     check_hosts_account,
@@ -54,8 +54,8 @@ class PreflightInput(msgspec.Struct, frozen=True, kw_only=True):
     public_url: str = ""
     server: str = ""  # that this machine is a client of; it has settings of its own
     ca_file: str = ""  # of a private CA; empty: the system's
-    accelerators: Sequence[str] = ()  # types that the user wants; empty: one per generation
-    capacity: Capacity = Capacity.SPOT
+    # Types that the user wants, with their capacity; empty: one per generation.
+    accelerators: Mapping[str, Capacity] = {}
 
 
 class Preflight:
@@ -214,10 +214,10 @@ class Preflight:
         )
 
     def _quota(self) -> Iterator[Check]:
-        for accelerator, zone in self._pairs():
+        for accelerator, zone, capacity in self._pairs():
             kind = type_lookup.find(accelerator)
             name = f"quota {type_lookup.short_name(accelerator)} {zone}"
-            quota, place = tpu_zones.quota_id(kind, self._wanted.capacity), f"zone={zone}"
+            quota, place = tpu_zones.quota_id(kind, capacity), f"zone={zone}"
             answer = self._quota_info(quota)
             if answer.status != 200:
                 yield unknown(self._project, name, answer)
@@ -227,20 +227,20 @@ class Preflight:
             if limit is None or limit >= needed:
                 # Both must suffice, and a project may have one without the other.
                 region = zone.rpartition("-")[0]
-                of_region = tpu_zones.quota_id(kind, self._wanted.capacity, "Region")
+                of_region = tpu_zones.quota_id(kind, capacity, "Region")
                 least = _limit_of(self._quota_info(of_region).body, "region", region, None)
                 if least is not None and (limit is None or least < limit):
                     quota, place, limit = of_region, f"region={region}", least
             if limit is None or limit >= needed:
                 allowed = "unlimited" if limit is None else f"{limit} {unit}"
-                yield ok(name, f"{allowed} ({self._wanted.capacity})")
+                yield ok(name, f"{allowed} ({capacity})")
                 continue
             # A type that the user asked for must work; the others only inform.
             asked = bool(self._wanted.accelerators)
             where = f", in {place}" if place.startswith("region") else ""
             yield (failed if asked else warning)(
                 name,
-                f"{limit} of {needed} {unit} ({self._wanted.capacity}){where}",
+                f"{limit} of {needed} {unit} ({capacity}){where}",
                 f"gcloud beta quotas preferences create --service={API} "
                 f"--project={self._project} --quota-id={quota} --dimensions={place} "
                 f"--preferred-value={needed}",
@@ -253,66 +253,63 @@ class Preflight:
             f"v1/projects/{self._project}/locations/global/services/{API}/quotaInfos/{quota}",
         )
 
-    def _pairs(self) -> Iterator[tuple[str, str]]:
+    def _pairs(self) -> Iterator[tuple[str, str, Capacity]]:
         """Types and zones to check. A type that no configured zone offers is checked in none."""
-        types = [type_lookup.find(name).name for name in self._wanted.accelerators] or [
-            kind.name
+        types = dict(self._wanted.accelerators) or {
+            kind.name: Capacity.SPOT
             for kind in type_lookup.all_types().values()
             if kind.runtime and kind.chips == 4
-        ]
+        }
         zones = self._known_zones()
-        for accelerator in types:
+        for accelerator, capacity in types.items():
             for zone in zones:
-                if tpu_zones.is_offered(accelerator, zone):
-                    yield accelerator, zone
+                if tpu_zones.is_offered(type_lookup.find(accelerator).name, zone):
+                    yield accelerator, zone, capacity
 
     def _networks(self) -> Iterator[Check]:
-        network = self._settings.network or f"projects/{self._project}/global/networks/default"
+        host = self._settings.network_project
+        network = self._settings.network_path or f"projects/{host}/global/networks/default"
         short = network.rpartition("/")[2]
         answer = self._rest.get("compute", f"compute/v1/{network}")
         if answer.missing:
-            create = self._gcloud(f"compute networks create {short}")
-            yield failed("network", f"{short} not found", create)
+            create = f"gcloud compute networks create {short} --project {host}"
+            yield failed("network", f"{short} not found in {host}", create)
             return
         if answer.status != 200:
-            yield unknown(self._project, "network", answer)
+            yield unknown(host, "network", answer)
             return
         yield ok("network", short)
-        rule = check_firewall(self._rest, self._project, short, self._wanted.public_url)
+        rule = check_firewall(self._rest, host, short, self._wanted.public_url)
         if rule is not None:
             yield rule
-        yield check_gangs(self._rest, self._project, short)
-        for region in sorted({zone.rpartition("-")[0] for zone in self._settings.zones}):
-            yield from self._region(region, short)
+        yield check_gangs(self._rest, host, short)
+        for region in sorted(set(map(_region_of, self._settings.zones))):
+            yield from self._region(region, short, host)
 
-    def _region(self, region: str, network: str) -> Iterator[Check]:
-        default = f"projects/{self._project}/regions/{region}/subnetworks/default"
-        subnetwork = self._settings.subnetwork or default
+    def _region(self, region: str, network: str, host: str) -> Iterator[Check]:
+        default = f"projects/{host}/regions/{region}/subnetworks/default"
+        subnetwork = self._settings.subnetwork_path(f"{region}-a") or default
         short, name = subnetwork.rpartition("/")[2], f"subnetwork {region}"
         answer = self._rest.get("compute", f"compute/v1/{subnetwork}")
         if answer.missing:
-            create = f"compute networks subnets create {short} --region {region} "
-            create += f"--network {network} --range 10.128.0.0/20"
-            yield failed(name, f"{short} not found", self._gcloud(create))
+            create = f"gcloud compute networks subnets create {short} --region {region} "
+            create += f"--network {network} --range 10.128.0.0/20 --project {host}"
+            yield failed(name, f"{short} not found", create)
         elif self._settings.external_ips:
             yield ok(name, f"{short}; hosts have external addresses")
         elif not answer.body.get("privateIpGoogleAccess"):
             yield failed(
                 name,
                 "hosts have no external address, and Private Google Access is off",
-                self._gcloud(
-                    f"compute networks subnets update {short} --region {region} "
-                    "--enable-private-ip-google-access"
-                ),
+                f"gcloud compute networks subnets update {short} --region {region} "
+                f"--enable-private-ip-google-access --project {host}",
             )
         else:
             yield ok(name, f"{short}; Private Google Access is on")
-            yield self._nat(region, network)
+            yield self._nat(region, network, host)
 
-    def _nat(self, region: str, network: str) -> Check:
-        answer = self._rest.get(
-            "compute", f"compute/v1/projects/{self._project}/regions/{region}/routers"
-        )
+    def _nat(self, region: str, network: str, host: str) -> Check:
+        answer = self._rest.get("compute", f"compute/v1/projects/{host}/regions/{region}/routers")
         if any(router.get("nats") for router in answer.body.get("items", ())):
             return ok(f"NAT {region}", "Cloud NAT is set up")
         router = f"tpufleet-{region}"
@@ -320,15 +317,15 @@ class Preflight:
             f"NAT {region}",
             "hosts have neither external addresses nor Cloud NAT: they reach no packages",
             f"gcloud compute routers create {router} --network {network} --region {region} "
-            f"--project {self._project} && gcloud compute routers nats create {router} "
+            f"--project {host} && gcloud compute routers nats create {router} "
             f"--router {router} --region {region} --auto-allocate-nat-external-ips "
-            f"--nat-all-subnet-ip-ranges --project {self._project}",
+            f"--nat-all-subnet-ip-ranges --project {host}",
         )
 
     def _bucket(self) -> Iterator[Check]:
         named = self._wanted.bucket or f"gs://{self._project}-tpufleet"
         name = named.removeprefix("gs://").partition("/")[0]
-        region = self._settings.zones[0].rpartition("-")[0]
+        region = _region_of(self._settings.zones[0])
         create = self._gcloud(f"storage buckets create gs://{name} --location {region}")
         if not self._wanted.bucket:
             lost = "none: checkpoints stay on the hosts and are lost with them"
@@ -351,8 +348,22 @@ class Preflight:
             yield failed("bucket", f"gs://{name}: missing {', '.join(lacking)}", fix)
         else:
             yield ok("bucket", f"gs://{name} can be read and written")
+        yield from self._distance(name, str(answer.body.get("location", "")))
         account = self._settings.service_account
         yield check_hosts_account(self._rest, self._project, account, name)
+
+    def _distance(self, bucket: str, location: str) -> Iterator[Check]:
+        """Jobs read their checkpoint from the bucket after each preemption."""
+        zones = set(map(_region_of, self._settings.zones))
+        usd = {region: transfer_prices.usd_per_gb(location, region) for region in zones}
+        far = sorted(region for region in zones if usd[region])
+        if location and far:
+            most = 100 * max(usd.values())
+            yield warning(
+                "bucket region",
+                f"gs://{bucket} is in {location.lower()}, hosts also in {', '.join(far)}: moving a "
+                f"checkpoint of 100 GB there costs about ${most:.0f} each time, and takes longer",
+            )
 
     def _bundle(self) -> Iterator[Check]:
         bundle = self._settings.bundle
@@ -377,6 +388,10 @@ class Preflight:
                 "bundle", f"{bundle}: {answer.message or 'not found'}", "tpu deploy bundle"
             )
             yield ok("bundle", bundle) if answer.status == 200 else missing
+
+
+def _region_of(zone: str) -> str:
+    return zone.rpartition("-")[0]
 
 
 def _limit_of(info: dict[str, Any], kind: str, place: str, absent: int | None) -> int | None:

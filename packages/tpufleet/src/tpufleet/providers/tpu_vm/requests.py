@@ -94,7 +94,8 @@ def queue_timeout(capacity: Capacity, settings: TpuVmSettings) -> timedelta:
 
 def _template(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
     accelerator = type_lookup.find(order.accelerator)
-    request = base_node(accelerator, runtime_version(accelerator, settings), settings)
+    runtime = runtime_version(accelerator, settings)
+    request = base_node(accelerator, runtime, settings, order.zone)
     request.labels = naming.labels(order)
     request.metadata = {
         **settings.metadata,
@@ -105,7 +106,7 @@ def _template(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
 
 
 def base_node(
-    accelerator: type_lookup.Accelerator, runtime: str, settings: TpuVmSettings
+    accelerator: type_lookup.Accelerator, runtime: str, settings: TpuVmSettings, zone: str
 ) -> tpu_v2.Node:
     """The settings that all nodes of this installation share."""
     request = tpu_v2.Node(
@@ -113,8 +114,8 @@ def base_node(
         runtime_version=runtime,
         tags=list(settings.tags),
         network_config=tpu_v2.NetworkConfig(
-            network=settings.network,
-            subnetwork=settings.subnetwork,
+            network=settings.network_path,
+            subnetwork=settings.subnetwork_path(zone),
             enable_external_ips=settings.external_ips,
         ),
         data_disks=[attached_disk(disk) for disk in settings.data_disks],

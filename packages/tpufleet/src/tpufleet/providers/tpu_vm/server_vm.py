@@ -4,28 +4,37 @@ https://cloud.google.com/compute/docs/reference/rest/v1"""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-from tpufleet.errors import BadRequest, PermissionMissing, ProviderError, ProviderUnavailable
+from tpufleet.errors import (
+    BadRequest,
+    FleetError,
+    PermissionMissing,
+    ProviderError,
+    ProviderUnavailable,
+)
 from tpufleet.model.fleet import bootstrap
 from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
+from tpufleet.model.tpu import server_vm_prices
 from tpufleet.providers.tpu_vm import naming, preflight_accounts, startup_script
 from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 
-# The smallest E2 machine with enough memory (2 GB); e2-micro has 1 GB.
-DEFAULT_MACHINE_TYPE = "e2-small"
 DEFAULT_PORT = 8470
+MEMORY_MB = 2048  # enough for a server
 IMAGE = "projects/debian-cloud/global/images/family/debian-12"
 DISK_TYPE = "pd-balanced"
 STATE_DEVICE = "tpufleet-state"  # /dev/disk/by-id/google-tpufleet-state
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # Of TPU hosts in the VPC: subnets in auto mode are in 10.128.0.0/9.
 PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+EVERYWHERE = ("0.0.0.0/0",)
+PORT, DEPLOYMENT = "tpufleet-port", "tpufleet-deployment"  # metadata
 POLL_SECONDS = 1.0
 OPERATION_SECONDS = 300.0
 READY_SECONDS = 600.0
@@ -33,21 +42,24 @@ READY_SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerVmSettings:
+    """What is empty becomes what is deployed, or else the default."""
+
     project: str
-    zone: str
+    zone: str | None = None
+    default_zone: str = ""
     name: str = "tpufleet-server"
-    machine_type: str = DEFAULT_MACHINE_TYPE
-    disk_gb: int = 10
+    machine_type: str | None = None  # default: the cheapest that the zone has
+    disk_gb: int | None = None
     network: str = "global/networks/default"
-    subnetwork: str = ""
+    subnetwork: Callable[[str], str] = lambda zone: ""  # of a zone
     service_account: str = "default"  # the default compute account of the project
-    allowed: tuple[str, ...] = ("0.0.0.0/0",)  # from where clients connect, besides the VPC
-    port: int = DEFAULT_PORT
+    allowed: tuple[str, ...] = ()  # from where clients connect, besides the VPC
+    port: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def region(self) -> str:
-        return self.zone.rpartition("-")[0]
+        return (self.zone or "").rpartition("-")[0]
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,11 +77,18 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind.removesuffix("es" if self.kind == "addresses" else "s")
 
     @property
-    def collection(self) -> str:
-        return f"{self.parent}/{self.kind}"
+    def path(self) -> str:
+        return f"{self.parent}/{self.kind}/{self.name}"
 
 
-def plan(settings: ServerVmSettings) -> list[Resource]:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    settings: ServerVmSettings
+    resources: tuple[tuple[str, str], ...]  # name and description
+    updates: bool  # the VM exists
+    usd_per_hour: float | None
+
+
+def resources(settings: ServerVmSettings) -> list[Resource]:
     name, zone = settings.name, f"zones/{settings.zone}"
     sources = list(dict.fromkeys([*PRIVATE_RANGES, *settings.allowed]))
     return [
@@ -83,6 +102,7 @@ def plan(settings: ServerVmSettings) -> list[Resource]:
             body={
                 "name": f"{name}-state", "sizeGb": str(settings.disk_gb),
                 "type": f"projects/{settings.project}/{zone}/diskTypes/{DISK_TYPE}",
+                "labels": {"tpufleet": "server"},
             },
             description=f"{settings.disk_gb} GB {DISK_TYPE} disk for the state",
             keeps_state=True,
@@ -106,14 +126,14 @@ def plan(settings: ServerVmSettings) -> list[Resource]:
 def _instance(settings: ServerVmSettings) -> dict[str, Any]:
     name, zone = settings.name, f"projects/{settings.project}/zones/{settings.zone}"
     interface: dict[str, Any] = {"network": settings.network}
-    if settings.subnetwork:
-        interface["subnetwork"] = settings.subnetwork
+    if subnetwork := settings.subnetwork(settings.zone or ""):
+        interface["subnetwork"] = subnetwork
     # natIP is filled in once the address is known.
     interface["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
     metadata = {
         "startup-script": startup_script.server_script(),
         naming.GUEST_ATTRIBUTES: "TRUE",
-        "tpufleet-port": str(settings.port),
+        PORT: str(settings.port),
         **settings.metadata,
     }
     return {
@@ -128,7 +148,7 @@ def _instance(settings: ServerVmSettings) -> dict[str, Any]:
              "autoDelete": False},
         ],
         "networkInterfaces": [interface],
-        "metadata": {"items": [{"key": key, "value": metadata[key]} for key in metadata]},
+        "metadata": {"items": _items(metadata)},
         "serviceAccounts": [{"email": settings.service_account, "scopes": [SCOPE]}],
         "tags": {"items": [name]},
         "labels": {"tpufleet": "server"},
@@ -136,7 +156,7 @@ def _instance(settings: ServerVmSettings) -> dict[str, Any]:
 
 
 class ServerVm:
-    """Creates and deletes what the plan names. What exists is kept, so both can be repeated."""
+    """Creates, updates and deletes these resources. All of it can be repeated."""
 
     def __init__(
         self,
@@ -150,7 +170,7 @@ class ServerVm:
         self._report = report
         self._sleep = sleep
 
-    def check_access(self) -> list[str]:
+    def connect(self) -> list[str]:
         """Raises PermissionMissing without credentials or the Compute Engine API. Returns commands
         that grant roles which the account of the VM lacks, as far as that can be read."""
         try:
@@ -159,51 +179,201 @@ class ServerVm:
             raise PermissionMissing(
                 f"{error}\n  next: gcloud auth application-default login"
             ) from error
-        zone = f"zones/{self._settings.zone}"
-        self._check(self._rest.get("compute", self._path(zone)), f"read {zone}")
+        deployed = self._deployed_zone()
+        self._keep("--zone", self._settings.zone, deployed)
+        zone = self._settings.zone or deployed or self._settings.default_zone
+        self._settings = replace(self._settings, zone=zone)
         account = self._settings.service_account
         return preflight_accounts.grants_for_server(
             self._rest, self._settings.project, "" if account == "default" else account
         )
 
-    def create(self) -> str:
-        """The external address."""
+    def _deployed_zone(self) -> str:
+        """Where its state disk is: that of a deleted server is used again."""
+        disk = f"{self._settings.name}-state"
+        path = self._path("aggregated/disks")
+        for answer in self._rest.pages("compute", path, filter=f'name="{disk}"'):
+            self._check(answer, "list disks")
+            for scope, listed in answer.body.get("items", {}).items():
+                if any(each.get("name") == disk for each in listed.get("disks", ())):
+                    return str(scope).removeprefix("zones/")
+        return ""
+
+    def _keep(self, option: str, chosen: str | int | None, deployed: str | int) -> None:
+        if chosen and deployed and chosen != deployed:
+            raise BadRequest(
+                f"{option} {chosen}: {self._settings.name} has {deployed}, which cannot change\n"
+                f"  next: leave out {option}, or delete the server with its state first"
+            )
+
+    def hosts(self) -> list[str]:
+        """Internal and external address, if it exists: of its URLs."""
+        vm = next(each for each in resources(self._settings) if each.kind == "instances")
+        return [each for each in addresses_of(self._body(vm)) if each]
+
+    def plan(self) -> Plan:
+        """What would be created or updated. Settings that nobody chose are completed: as they are
+        deployed, or else the default."""
+        settings = self._settings
+        exists = {each.kind: self._body(each) for each in resources(settings)}
+        disk, rule, vm = (exists[kind] for kind in ("disks", "firewalls", "instances"))
+        deployed_port = int(_metadata(vm).get(PORT, DEFAULT_PORT)) if vm else 0
+        self._keep("--port", settings.port, deployed_port)
+        self._keep("--disk-gb", settings.disk_gb, int(disk.get("sizeGb", 0)))
+        machine = settings.machine_type or naming.short_name(vm.get("machineType", ""))
+        machine, machine_price = self._machine_type(machine)
+        in_force = [each for each in rule.get("sourceRanges", ()) if each not in PRIVATE_RANGES]
+        disk_gb = int(disk.get("sizeGb", 0)) or settings.disk_gb or 10
+        self._settings = replace(
+            settings,
+            machine_type=machine,
+            disk_gb=disk_gb,
+            port=deployed_port or settings.port or DEFAULT_PORT,
+            allowed=settings.allowed or (tuple(in_force) if rule else EVERYWHERE),
+        )
+        disk_price = server_vm_prices.disk_usd_per_hour(
+            DISK_TYPE, disk_gb + server_vm_prices.BOOT_DISK_GB
+        )
+        price = None
+        if machine_price is not None and disk_price is not None:
+            price = machine_price + disk_price + server_vm_prices.ADDRESS_USD_PER_HOUR
+        return Plan(
+            settings=self._settings,
+            resources=tuple(
+                (each.name, each.description + (" (exists)" if exists[each.kind] else ""))
+                for each in resources(self._settings)
+            ),
+            updates=bool(vm),
+            usd_per_hour=price,
+        )
+
+    def _machine_type(self, wanted: str) -> tuple[str, float | None]:
+        """Name and price of this type, or of the cheapest that runs a server. Not every zone has
+        every family: us-central2-b, which has v4, has no E2."""
+        zone, listed = self._settings.zone, []
+        for answer in self._rest.pages("compute", self._path(f"zones/{zone}/machineTypes")):
+            self._check(answer, f"read {zone}")
+            listed += answer.body.get("items", ())
+        usable = [
+            (price is None, price or 0.0, int(each["memoryMb"]), str(each["name"]))
+            for each in listed
+            if each["name"] == wanted or _runs_a_server(each)
+            for price in [
+                server_vm_prices.machine_usd_per_hour(
+                    each["name"], each["guestCpus"], each["memoryMb"]
+                )
+            ]
+        ]
+        chosen = [each for each in usable if not wanted or each[3] == wanted]
+        if not chosen:
+            cheapest = f", such as {min(usable)[3]}" if usable else ""
+            raise BadRequest(
+                f"{zone} has no machine type {wanted or 'for a server'}\n"
+                f"  next: pass another --machine-type{cheapest}, or another --zone"
+            )
+        unknown, price, _, name = min(chosen)
+        return name, None if unknown else price
+
+    def apply(self, metadata: Mapping[str, str]) -> str:
+        """Create or update what was planned, and return the external address. What was created is
+        deleted again if one of the resources is refused."""
+        self._settings = replace(self._settings, metadata=metadata)
+        created: list[Resource] = []
         address = ""
-        for resource in plan(self._settings):
-            body = resource.body
-            if resource.kind == "instances":
-                body["networkInterfaces"][0]["accessConfigs"][0]["natIP"] = address
-            answer = self._rest.post("compute", self._path(resource.collection), body)
-            if answer.status == 409:
-                self._report(f"{resource.description}: {resource.name} exists")
-            else:
-                self._finish(resource, answer, "create")
-                self._report(f"{resource.description}: {resource.name} created")
-            if resource.kind == "addresses":
-                address = str(self._get(resource).body.get("address", ""))
+        try:
+            for resource in resources(self._settings):
+                if resource.kind == "instances":
+                    interface = resource.body["networkInterfaces"][0]
+                    interface["accessConfigs"][0]["natIP"] = address
+                present = self._body(resource)
+                if present:
+                    self._update(resource, present)
+                else:
+                    self._create(resource, created)
+                if resource.kind == "addresses":
+                    address = str(self._body(resource).get("address", ""))
+        except FleetError:
+            for resource in reversed(created):
+                try:
+                    self._delete(resource)
+                except FleetError as error:
+                    self._report(str(error))
+            raise
         return address
+
+    def _create(self, resource: Resource, created: list[Resource]) -> None:
+        if resource.kind == "instances":
+            resource.body["metadata"]["items"] += _items({DEPLOYMENT: secrets.token_hex(8)})
+        parent = resource.path.rpartition("/")[0]
+        answer = self._rest.post("compute", self._path(parent), resource.body)
+        self._check(answer, f"create {resource.noun} {resource.name}")
+        created.append(resource)
+        self._finish(resource, answer, "create")
+        self._report(f"{resource.description}: {resource.name} created")
+
+    def _update(self, resource: Resource, present: dict[str, Any]) -> None:
+        """Addresses stay, and so do disks: a running job's hosts know the server by the former."""
+        changed = False
+        if resource.kind == "firewalls":
+            fields = ("sourceRanges", "allowed")
+            changed = any(
+                _unordered(present.get(key)) != _unordered(resource.body[key]) for key in fields
+            )
+            if changed:
+                body = {key: resource.body[key] for key in fields}
+                answer = self._rest.patch("compute", self._path(resource.path), body)
+                self._finish(resource, answer, "update")
+        elif resource.kind == "instances":
+            changed = self._update_instance(resource, present)
+        self._report(
+            f"{resource.description}: {resource.name} {'updated' if changed else 'exists'}"
+        )
+
+    def _update_instance(self, resource: Resource, present: dict[str, Any]) -> bool:
+        """Its startup script reads the metadata at a boot. Stopping and starting keeps disks and
+        the internal address, and lets the server write what it has in memory."""
+        deployed, machine = _metadata(present), resource.body["machineType"]
+        wanted = {**deployed, **_metadata(resource.body)}  # others may have added items
+        other_machine = naming.short_name(present["machineType"]) != naming.short_name(machine)
+        last = self._report_of(deployed.get(DEPLOYMENT, ""))
+        ready = last is not None and last.stage is BootstrapStage.CONNECTED
+        if ready and wanted == deployed and present["status"] == "RUNNING" and not other_machine:
+            return False
+        metadata = {
+            "fingerprint": present["metadata"].get("fingerprint", ""),
+            "items": _items({**wanted, DEPLOYMENT: secrets.token_hex(8)}),
+        }
+        calls: list[tuple[str, dict[str, Any]]] = [("stop", {}), ("setMetadata", metadata)]
+        if other_machine:
+            calls.append(("setMachineType", {"machineType": machine}))
+        for verb, body in [*calls, ("start", {})]:
+            answer = self._rest.post("compute", self._path(f"{resource.path}/{verb}"), body)
+            self._finish(resource, answer, verb)
+        return True
+
+    def _delete(self, resource: Resource) -> None:
+        answer = self._rest.delete("compute", self._path(resource.path))
+        if not answer.missing:
+            self._finish(resource, answer, "delete")
+            self._report(f"{resource.description}: {resource.name} deleted")
 
     def delete(self, *, with_state: bool = False) -> list[str]:
         """The names of disks that stay."""
         kept = []
-        for resource in reversed(plan(self._settings)):
-            if resource.keeps_state and not with_state:
-                if self._get(resource).status == 200:
-                    kept.append(resource.name)
-                continue
-            answer = self._rest.delete(
-                "compute", self._path(f"{resource.collection}/{resource.name}")
-            )
-            if not answer.missing:
-                self._finish(resource, answer, "delete")
-                self._report(f"{resource.description}: {resource.name} deleted")
+        for resource in reversed(resources(self._settings)):
+            if not resource.keeps_state or with_state:
+                self._delete(resource)
+            elif self._body(resource):
+                kept.append(resource.name)
         return kept
 
     def wait_until_ready(self) -> str:
         """The certificate of the server's CA. Raises ProviderError with what failed on the VM."""
+        vm = next(each for each in resources(self._settings) if each.kind == "instances")
+        deployment = _metadata(self._body(vm)).get(DEPLOYMENT, "")
         last: BootstrapReport | None = None
         for _ in range(int(READY_SECONDS / POLL_SECONDS)):
-            report = bootstrap.parse_report(self._guest_attribute(bootstrap.GUEST_KEY))
+            report = self._report_of(deployment)
             if report is not None and report.stage is BootstrapStage.CONNECTED:
                 return self._guest_attribute(bootstrap.CA_KEY)
             if report is not None and report.failed:
@@ -217,6 +387,11 @@ class ServerVm:
             f"the server is not ready after {READY_SECONDS / 60:.0f} min; {where}"
         )
 
+    def _report_of(self, deployment: str) -> BootstrapReport | None:
+        """The last of the VM; None if it is of an earlier deployment."""
+        report = bootstrap.parse_report(self._guest_attribute(bootstrap.GUEST_KEY))
+        return report if report is not None and report.slice_id == deployment else None
+
     def _guest_attribute(self, key: str) -> str:
         path = self._path(f"zones/{self._settings.zone}/instances/{self._settings.name}")
         query = f"{bootstrap.GUEST_NAMESPACE}/{key}"
@@ -227,8 +402,13 @@ class ServerVm:
         items = answer.body.get("queryValue", {}).get("items", [])
         return next((str(item["value"]) for item in items if item.get("key") == key), "")
 
-    def _get(self, resource: Resource) -> Answer:
-        return self._rest.get("compute", self._path(f"{resource.collection}/{resource.name}"))
+    def _body(self, resource: Resource) -> dict[str, Any]:
+        """Empty if it does not exist."""
+        answer = self._rest.get("compute", self._path(resource.path))
+        if answer.missing:
+            return {}
+        self._check(answer, f"read {resource.noun} {resource.name}")
+        return answer.body
 
     def _finish(self, resource: Resource, answer: Answer, verb: str) -> None:
         """Wait for the operation."""
@@ -260,3 +440,33 @@ class ServerVm:
 
     def _path(self, path: str) -> str:
         return f"compute/v1/projects/{self._settings.project}/{path}"
+
+
+def _runs_a_server(machine: dict[str, Any]) -> bool:
+    """Of Compute Engine's resource machineTypes. Bundles are for x86."""
+    return (
+        int(machine.get("memoryMb", 0)) >= MEMORY_MB
+        and machine.get("architecture") != "ARM64"
+        and not machine.get("accelerators")
+        and not machine.get("deprecated")
+    )
+
+
+def addresses_of(vm: Mapping[str, Any]) -> tuple[str, str]:
+    """Internal and external."""
+    interface: dict[str, Any] = next(iter(vm.get("networkInterfaces", ())), {})
+    access: dict[str, Any] = next(iter(interface.get("accessConfigs", ())), {})
+    return str(interface.get("networkIP", "")), str(access.get("natIP", ""))
+
+
+def _metadata(instance: dict[str, Any]) -> dict[str, str]:
+    items = instance.get("metadata", {}).get("items", ())
+    return {str(item["key"]): str(item.get("value", "")) for item in items}
+
+
+def _items(metadata: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": metadata[key]} for key in metadata]
+
+
+def _unordered(values: Any) -> list[str]:
+    return sorted(map(str, values or ()))

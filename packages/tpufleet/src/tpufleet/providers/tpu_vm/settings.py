@@ -43,6 +43,24 @@ _MetadataKey = Annotated[
         rule="letters, digits, _ and -; not one that tpufleet sets",
     ),
 ]
+_NAME = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
+_URL = r"(https://(www|compute)\.googleapis\.com/compute/[a-z0-9]+/)?(projects/[a-z0-9.:-]+/)?"
+_Network = Annotated[
+    str,
+    schema.text(
+        "network",
+        rf"(({_URL}global/networks/)?{_NAME})?",
+        example="projects/HOST/global/networks/N",
+    ),
+]
+_Subnetwork = Annotated[
+    str,
+    schema.text(
+        "subnetwork",
+        rf"({_URL}regions/[a-z0-9-]+/subnetworks/)?{_NAME}",
+        example="projects/HOST/regions/REGION/subnetworks/NAME",
+    ),
+]
 _Duration = Annotated[timedelta, durations.within()]
 
 
@@ -69,8 +87,10 @@ class TpuVmSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(min_length=1),
         about("Zones in order of preference.", example="[us-central1-a]"),
     ]
-    network: str = ""
-    subnetwork: str = ""
+    # As Compute Engine takes them: a name, or a partial or full URL, of a shared VPC for instance.
+    network: _Network = ""
+    # A name is of the region of each slice; a URL names its own.
+    subnetwork: tuple[_Subnetwork, ...] = ()
     external_ips: bool = True
     service_account: Annotated[
         str, schema.text("e-mail address", r"([^@\s/]+@[^@\s/]+|default)?", example="default")
@@ -127,6 +147,34 @@ class TpuVmSettings(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> Iterator[tuple[str, str]]:
         if bool(self.bundle) != bool(self.bundle_sha256):
             yield "bundle", "set both bundle and bundle_sha256 (`tpu deploy bundle`), or neither"
+        for zone in self.zones:
+            if self.subnetwork and not self.subnetwork_path(zone):
+                yield "subnetwork", f"none is in the region of {zone}; add it, or write names only"
+
+    @property
+    def network_project(self) -> str:
+        """The host project of a shared VPC, or else that of the slices."""
+        return _after("projects", self.network) or self.project
+
+    @property
+    def network_path(self) -> str:
+        """Empty: Google's default."""
+        name = self.network.rpartition("/")[2]
+        return name and f"projects/{self.network_project}/global/networks/{name}"
+
+    def subnetwork_path(self, zone: str) -> str:
+        """For nodes of a zone. Empty: Google's default."""
+        region = zone.rpartition("-")[0]
+        for each in self.subnetwork:
+            if _after("regions", each) in ("", region):
+                project = _after("projects", each) or self.network_project
+                return f"projects/{project}/regions/{region}/subnetworks/{each.rpartition('/')[2]}"
+        return ""
+
+
+def _after(part: str, url: str) -> str:
+    words = url.split("/")
+    return words[words.index(part) + 1] if part in words else ""
 
 
 def parse(config: Mapping[str, Any]) -> TpuVmSettings:

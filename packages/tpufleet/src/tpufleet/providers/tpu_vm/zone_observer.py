@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -71,6 +72,7 @@ class ZoneObserver:
         self.view: ZoneView | None = None
         self._bootstrap = BootstrapReports(api)
         self._gone: set[SliceId] = set()  # expected, and read as not found
+        self._others: set[str] = set()  # fleets of other servers
 
     def observe(self, now: datetime, expected: Collection[ExpectedSlice] = ()) -> ZoneView:
         """Listings are eventually consistent: an expected slice is only missing if its node is not
@@ -83,6 +85,7 @@ class ZoneObserver:
         ]
         listed = self._api.list_nodes(self.location.path)
         self._delete_expired(listed, now)
+        self._report_others(listed)
         nodes = [node for node in listed if self._is_own(node)]
         nodes += self._unlisted(nodes, queued, expected)
         self._bootstrap.start_observation({node.name for node in nodes}, now)
@@ -152,6 +155,17 @@ class ZoneObserver:
             if end is not None and end <= now and node.state is not states.State.DELETING:
                 log.info("deleting %s: its autostop time is over", node.name)
                 self._api.delete_node(node.name)
+
+    def _report_others(self, nodes: Sequence[tpu_v2.Node]) -> None:
+        """When another fleet appears: a new server does not take over the slices of an old one."""
+        counts = Counter(node.labels.get(naming.FLEET, self._fleet) for node in nodes)
+        counts.pop(self._fleet, None)
+        for fleet in counts.keys() - self._others:
+            log.warning(
+                "%s has %d TPU VMs of another server (fleet %s); `tpu cost project` shows whether "
+                "it still exists", self.zone, counts[fleet], fleet,
+            )  # fmt: skip
+        self._others = set(counts)
 
     def _is_own(self, node: tpu_v2.Node) -> bool:
         return node.labels.get(naming.FLEET) == self._fleet

@@ -75,6 +75,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "edit": LazyCommand("Change name, tags, notes or priority.", "jobs.edit:edit"),
         "archive": LazyCommand("Hide ended jobs, or delete their files.", "jobs.archive:archive"),
         "profile": LazyCommand("Record a JAX profile of a running job.", "jobs.profile:profile"),
+        "tensorboard": LazyCommand("Open jobs in TensorBoard.", "jobs.tensorboard:tensorboard"),
         "demo": LazyCommand("Show a job that is preempted and finishes.", "jobs.demo:demo"),
     },
     "Slices": {

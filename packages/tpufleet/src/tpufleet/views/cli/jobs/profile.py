@@ -91,7 +91,7 @@ def profile(job: str, seconds: float, host: int | None, folder: Path | None) -> 
     size = sum(path.stat().st_size for path in files)
     click.echo(f"{target}: {text.counted(len(files), 'file')}, {text.size(size)}")
     output.print_status(
-        f"  next: tensorboard --logdir {target}\n"
+        f"  next: tpu tensorboard --logdir {target}\n"
         "  or open a trace.json.gz in https://ui.perfetto.dev"
     )
 

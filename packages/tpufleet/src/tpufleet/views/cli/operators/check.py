@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from tpufleet.errors import BadInput
 from tpufleet.model.fleet.preflight import Check, CheckStatus, passed
 from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import type_lookup
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
@@ -19,16 +21,15 @@ COLOURS = {
 
 
 @click.command(
-    epilog="\b\nExamples:\n  tpu init check\n  tpu init check --type v5e-16 --on-demand\n"
+    epilog="\b\nExamples:\n  tpu init check\n  tpu init check --type v5e-16 --type v4-8:on-demand\n"
 )
 @click.option(
-    "--type", "types", multiple=True, metavar="TYPE",
-    help="Check the quota of this type (default: 4 chips of every generation).",
+    "--type", "types", multiple=True, metavar="TYPE[:CAPACITY]",
+    help="Check the quota of this type (default: 4 spot chips of every generation).",
 )  # fmt: skip
-@click.option("--on-demand", is_flag=True, help="Check the quota of on-demand capacity, not spot.")
 @json_option
 @click.pass_context
-def check(context: click.Context, types: tuple[str, ...], on_demand: bool) -> None:
+def check(context: click.Context, types: tuple[str, ...]) -> None:
     """Check the Google Cloud project of the config file: credentials, API, roles, quota, network,
     bucket, bundle, and the address of the server.
 
@@ -37,14 +38,21 @@ def check(context: click.Context, types: tuple[str, ...], on_demand: bool) -> No
     """
     from tpufleet.compose.providers import preflight
 
-    capacity = Capacity.ON_DEMAND if on_demand else Capacity.SPOT
-    checks = preflight(connection.settings(), types, capacity)
+    checks = preflight(connection.settings(), dict(map(type_and_capacity, types)))
     if output.as_json():
         output.print_json({"checks": checks, "passed": passed(checks)})
     else:
         print_checks(checks)
     if not passed(checks):
         context.exit(1)
+
+
+def type_and_capacity(text: str) -> tuple[str, Capacity]:
+    """`v4-8:on-demand`"""
+    name, _, capacity = text.partition(":")
+    if capacity and capacity not in {*Capacity}:
+        raise BadInput(f"--type {text}: the capacity is one of {', '.join(Capacity)}")
+    return type_lookup.short_name(type_lookup.find(name).name), Capacity(capacity or Capacity.SPOT)
 
 
 def print_checks(checks: list[Check]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,14 @@ import click
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.fleet import fleets
 from tpufleet.model.tpu import server_vm_prices
+from tpufleet.views import text
 from tpufleet.views.cli import config_file, connection, output
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
+    from tpufleet.compose.server_deployment import Plan
     from tpufleet.config import Config
+    from tpufleet.model.fleet.paid_resources import PaidResource
 
 CONNECT_SECONDS = 60.0
 
@@ -26,19 +30,18 @@ CONNECT_SECONDS = 60.0
     epilog="\b\nExamples:\n  tpu deploy server --dry-run\n"
     "  tpu deploy server --allow 198.51.100.0/24\n  tpu deploy server --delete\n"
 )
-@click.option("--zone", help="Zone of the VM (default: the first zone of tpu_vm).")
+@click.option("--zone", help="Zone of the VM (default: where it is, or the first of tpu_vm).")
 @click.option("--name", default="tpufleet-server", show_default=True, help="Of all resources.")
-@click.option("--machine-type", default="e2-small", show_default=True, help="2 GB are enough.")
+@click.option("--machine-type", show_default="the cheapest with 2 GB")
 @click.option(
-    "--disk-gb", default=10, show_default=True, type=click.IntRange(10, 65536),
-    help="Size of the state disk.",
+    "--disk-gb", type=click.IntRange(10, 65536), help="Size of the state disk (default: 10)."
 )  # fmt: skip
 @click.option(
     "--allow", multiple=True, metavar="CIDR",
-    help="Addresses that clients connect from; repeatable (default: 0.0.0.0/0). TPU hosts connect "
-    "over the VPC.",
+    help="Addresses that clients connect from; repeatable (default: as it is, or 0.0.0.0/0). TPU "
+    "hosts connect over the VPC.",
 )  # fmt: skip
-@click.option("--port", default=8470, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--port", type=click.IntRange(1, 65535), show_default="8470")
 @click.option(
     "--service-account", default="default", show_default=True, metavar="EMAIL",
     help="Of the VM; it needs the roles of a server.",
@@ -57,10 +60,10 @@ CONNECT_SECONDS = 60.0
 def server(
     zone: str | None,
     name: str,
-    machine_type: str,
-    disk_gb: int,
+    machine_type: str | None,
+    disk_gb: int | None,
     allow: tuple[str, ...],
-    port: int,
+    port: int | None,
     service_account: str,
     bundle: str | None,
     bundle_sha256: str | None,
@@ -74,36 +77,35 @@ def server(
 
     A laptop behind NAT is such a machine. The VM has a static address, HTTPS with a private CA that
     it makes itself, and a state disk that survives it. TPU hosts reach it over the VPC. Neither
-    gcloud nor SSH is needed. The command can be repeated: what exists is kept.
+    gcloud nor SSH is needed. Repeated, the command updates the server: configuration, bundle,
+    --allow and --machine-type. Addresses and running jobs stay.
     """
     from tpufleet.compose import server_deployment as deployment
 
     config = connection.settings(new_file=True)
-    options: dict[str, Any] = {
-        "name": _checked_name(name),
-        "machine_type": machine_type,
-        "disk_gb": disk_gb,
-        "port": port,
-        "service_account": service_account,
-        "allowed": _checked_ranges(allow) or ("0.0.0.0/0",),
-    }
     if (bundle is None) != (bundle_sha256 is None):
         raise BadInput("--bundle and --bundle-sha256: pass both, or neither to build a bundle")
-    settings = deployment.settings_of(
-        config, zone=fleets.check_zone(zone) if zone else None, **options
+    vm = deployment.server_vm(
+        config,
+        zone=fleets.check_zone(zone) if zone else None,
+        report=output.print_status,
+        name=_checked_name(name),
+        machine_type=machine_type,
+        disk_gb=disk_gb,
+        port=port,
+        service_account=service_account,
+        allowed=_checked_ranges(allow),
     )
-    plan = deployment.plan_lines(settings)
-    price = server_vm_prices.usd_per_hour(machine_type, disk_gb)
-    if dry_run:
-        _show_plan(plan, price, settings.project, settings.zone)
-        return
-    vm = deployment.server_vm(config, settings, output.print_status)
-    if delete:
-        output.confirm(
-            f"Delete {name} in {settings.zone}? Slices that it manages keep running and costing: "
-            "cancel their jobs first.",
-            yes,
-        )
+    grants = vm.connect()
+    if delete and not dry_run:
+        live = deployment.live_slices(config, vm, output.print_status)
+        if live:
+            raise FleetError(
+                f"{name} manages {_paid(live)}, which nothing would delete without it\n"
+                + "\n".join(f"  {each.type} {each.name} in {each.location}" for each in live)
+                + "".join(f"\n  next: {command}" for command in sorted({e.next for e in live}))
+            )
+        output.confirm(f"Delete the server {name}?", yes)
         kept = vm.delete(with_state=state)
         address_file = config.home / "deployed" / name / "server"
         if address_file.exists():
@@ -111,38 +113,44 @@ def server(
         stays = f"; disk {kept[0]} stays, with the state" if kept else ""
         output.print_result({"deleted": name, "kept": kept}, f"deleted {name}{stays}")
         return
-    if not output.as_json():
-        _show_plan(plan, price, settings.project, settings.zone)
-    grants = vm.check_access()
+    plan = vm.plan()
+    if dry_run or not output.as_json():
+        _show_plan(plan)
+    if dry_run:
+        return
     if grants:
         commands = "".join(f"\n  next: {grant}" for grant in grants)
         output.print_warnings([f"the service account of the VM lacks roles of a server{commands}"])
-    output.confirm("Create it?", yes)
+    output.confirm(
+        "Update it? The VM restarts; jobs continue." if plan.updates else "Create it?", yes
+    )
     folder = config.home / "deployed" / name
     token = _token(folder, deployment.new_token)
     source = (bundle, bundle_sha256) if bundle and bundle_sha256 else None
     installed = source or deployment.build_bundle(config, output.print_status, python_folder)
-    settings = deployment.with_server(config, settings, installed, token)
-    vm = deployment.server_vm(config, settings, output.print_status)
-    address = vm.create()
+    address = vm.apply(deployment.metadata(config, installed, token))
     ca = vm.wait_until_ready()
     (folder / "ca.pem").write_text(ca)
-    url = f"https://{address}:{settings.port}"
+    url = f"https://{address}:{plan.settings.port}"
     (folder / "server").write_text(f"{url}\n")
     problem = _connection_problem(url, token, folder / "ca.pem")
     saved = _save_settings(config, folder)
+    if orphans := deployment.orphans(config, output.print_status):
+        left = f"an earlier server left {_paid(orphans)}\n  next: tpu cost project"
+        output.print_warnings([left])
     _show_result(url, token, folder, saved, problem)
 
 
-def _show_plan(plan: list[tuple[str, str]], price: float | None, project: str, zone: str) -> None:
+def _show_plan(plan: Plan) -> None:
+    project, zone, price = plan.settings.project, plan.settings.zone, plan.usd_per_hour
     if output.as_json():
-        resources = [{"name": name, "description": what} for name, what in plan]
+        resources = [{"name": name, "description": what} for name, what in plan.resources]
         output.print_json(
             {"project": project, "zone": zone, "resources": resources, "usd_per_hour": price}
         )
         return
     click.echo(f"In project {project}, {zone}:")
-    for name, what in plan:
+    for name, what in plan.resources:
         click.echo(f"  {name:<24} {what}")
     cost = (
         "unknown for this machine type"
@@ -152,6 +160,11 @@ def _show_plan(plan: list[tuple[str, str]], price: float | None, project: str, z
         f"(estimate for us-central1; today's prices: {server_vm_prices.SOURCE})"
     )
     click.echo(f"Price: {cost}")
+
+
+def _paid(slices: Sequence[PaidResource]) -> str:
+    usd = sum(each.usd_per_hour or 0.0 for each in slices)
+    return f"{text.counted(len(slices), 'slice')} (about ${usd:.2f} per hour)"
 
 
 def _user_settings(folder: Path) -> dict[str, str]:

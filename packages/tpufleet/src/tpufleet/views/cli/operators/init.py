@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,9 +14,10 @@ import click
 from tpufleet import config
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet import fleets
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.operators.check import check, print_checks
+from tpufleet.views.cli.operators.check import check, print_checks, type_and_capacity
 
 DEFAULT_TYPE = "v5e-4"
 MAX_ZONES = 3
@@ -25,11 +27,16 @@ PROXIED = "127.0.0.1:8470"  # where a proxy with TLS finds the server
 @click.command(
     cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu init --dry-run\n"
-    "  tpu init --project my-project --type v5e-16 --zone us-west4-a\n  tpu init check\n",
+    "  tpu init --project my-project --type v5e-16 --zone us-west4-a\n"
+    "  tpu init --type v4-8:on-demand --type v5e-4 --type v6e-4 --zone us-central2-b "
+    "--zone us-central1-a --zone europe-west4-a\n  tpu init check\n",
 )
 @click.option("--project", help="Project id (default: of gcloud, or asked for).")
-@click.option("--type", "accelerator", metavar="TYPE", help="The TPU type that you want to use.")
-@click.option("--zone", "zones", multiple=True, help="Zone (default: those that offer the type).")
+@click.option(
+    "--type", "types", multiple=True, metavar="TYPE[:CAPACITY]",
+    help="A TPU type that you want to use, such as v4-8:on-demand (default capacity: spot).",
+)  # fmt: skip
+@click.option("--zone", "zones", multiple=True, help="Zone (default: those that offer the types).")
 @click.option("--bucket", metavar="gs://…", help="For checkpoints, code and logs.")
 @click.option(
     "--public-url",
@@ -46,7 +53,7 @@ PROXIED = "127.0.0.1:8470"  # where a proxy with TLS finds the server
 def init(
     context: click.Context,
     project: str | None,
-    accelerator: str | None,
+    types: tuple[str, ...],
     zones: tuple[str, ...],
     bucket: str | None,
     public_url: str | None,
@@ -68,32 +75,36 @@ def init(
         project = click.prompt("Project id")
     if not project:
         raise BadInput("no Google Cloud project; pass --project, such as --project my-project")
-    if accelerator is None:
-        accelerator = click.prompt("TPU type", default=DEFAULT_TYPE) if ask else DEFAULT_TYPE
-    kind = type_lookup.find(accelerator)
+    if not types:
+        typed = click.prompt("TPU types", default=DEFAULT_TYPE) if ask else DEFAULT_TYPE
+        types = tuple(typed.replace(",", " ").split())
+    wanted = dict(map(type_and_capacity, types))
     document: dict[str, Any] = {
         **_server(public_url, tls_cert, tls_key, insecure_http),
         "bucket": bucket or f"gs://{project}-tpufleet/fleet",
-        "tpu_vm": {"project": project, "zones": _zones(kind, zones, ask)},
+        "tpu_vm": {"project": project, "zones": _zones(list(wanted), zones, ask)},
     }
     if internal_ips:
         document["tpu_vm"]["external_ips"] = False
     if dry_run:
         from tpufleet.views.cli.operators import rehearsal
 
-        context.exit(rehearsal.run(document, accelerator))
+        context.exit(rehearsal.run(document, types[0].partition(":")[0]))
     settings = connection.settings(new_file=True)
     _write(settings.config_file, document, ask=ask, yes=yes)
-    _check(accelerator)
+    _check(wanted)
     click.echo("\nNext, once the checks pass:")
-    for step in _next_steps(public_url, accelerator):
+    for step in _next_steps(public_url, wanted):
         click.echo(f"  {step}")
 
 
-def _next_steps(public_url: str | None, accelerator: str) -> list[str]:
+def _next_steps(public_url: str | None, wanted: Mapping[str, Capacity]) -> list[str]:
     server = ["tpu deploy bundle", "tpu serve"] if public_url else ["tpu deploy server"]
     program = "python -c 'import jax; print(jax.devices())'"
-    return [*server, f"tpu run {accelerator} --spot --max-cost 5 -- {program}"]
+    return [
+        *server,
+        *(f"tpu run {name} --{kind} --max-cost 5 -- {program}" for name, kind in wanted.items()),
+    ]
 
 
 def _server(
@@ -135,18 +146,23 @@ def _gcloud_project() -> str | None:
     return answer.stdout.strip() or None
 
 
-def _zones(kind: type_lookup.Accelerator, zones: tuple[str, ...], ask: bool) -> list[str]:
-    offered, name = tpu_zones.zones_of(kind.name), type_lookup.short_name(kind.name)
-    if kind.runtime is None:
-        raise BadInput(f"{name} is not available as a TPU VM; use the provider gke")
+def _zones(types: Sequence[str], zones: tuple[str, ...], ask: bool) -> list[str]:
+    """Each type is offered by one of them; a zone may be newer than the catalogue."""
+    offered = {name: tpu_zones.zones_of(type_lookup.find(name).name) for name in types}
+    for name in types:
+        if type_lookup.find(name).runtime is None:
+            raise BadInput(f"{name} is not available as a TPU VM; use the provider gke")
+    first = list(dict.fromkeys(zone for each in offered.values() for zone in each[:MAX_ZONES]))
     if not zones and ask:
-        default = ",".join(offered[:MAX_ZONES])
-        zones = tuple(click.prompt(f"Zones ({name} is offered in {', '.join(offered)})",
-                                   default=default).split(","))  # fmt: skip
-    chosen = [fleets.check_zone(zone.strip()) for zone in zones] or list(offered[:MAX_ZONES])
-    for zone in chosen:
-        if not tpu_zones.is_offered(kind.name, zone):
-            raise BadInput(f"{name} is not documented in {zone}; use {', '.join(offered[:4])}")
+        listed = "; ".join(f"{name} is offered in {', '.join(offered[name])}" for name in types)
+        zones = tuple(click.prompt(f"Zones ({listed})", default=",".join(first)).split(","))
+    chosen = [fleets.check_zone(zone.strip()) for zone in zones] or first
+    for name in types:
+        if not any(tpu_zones.is_offered(type_lookup.find(name).name, zone) for zone in chosen):
+            wrong = ", ".join(chosen)
+            raise BadInput(
+                f"{name} is not documented in {wrong}; use {', '.join(offered[name][:4])}"
+            )
     return chosen
 
 
@@ -167,10 +183,10 @@ def _write(file: Path, document: dict[str, Any], *, ask: bool, yes: bool) -> Non
     click.echo()
 
 
-def _check(accelerator: str) -> None:
+def _check(wanted: Mapping[str, Capacity]) -> None:
     from tpufleet.compose.providers import preflight
 
-    print_checks(preflight(connection.settings(), [accelerator]))
+    print_checks(preflight(connection.settings(), wanted))
 
 
 init.add_command(check)

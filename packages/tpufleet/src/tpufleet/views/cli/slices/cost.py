@@ -47,7 +47,8 @@ class CostTotal:
 @click.command(
     cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu cost\n  tpu cost --by user --since 30d\n"
-    "  tpu cost --since 2026-05-01 --json\n  tpu cost --prices\n  tpu cost budget\n",
+    "  tpu cost --since 2026-05-01 --json\n  tpu cost --prices\n  tpu cost project\n"
+    "  tpu cost budget\n",
 )
 @click.option("--by", type=click.Choice(list(GROUPINGS)), default="job", show_default=True)
 @click.option(
@@ -138,6 +139,39 @@ def _show_prices(table: dict[tuple[str, str], prices.Price]) -> None:
         ),
         value={"prices": rows},
     )
+
+
+@cost.command(epilog=example("tpu cost project"))
+@json_option
+def project() -> None:
+    """List what the cloud project of the config file contains and pays for: TPU VMs, queued
+    resources, VMs, groups, GKE clusters, disks and addresses of all owners. Needs no server.
+
+    Orphaned: of a server that no longer exists, so nothing deletes it; NEXT is the command that
+    deletes it. Prices are estimates, without storage, network traffic and discounts.
+    """
+    from tpufleet.compose.providers import project_resources
+
+    found = project_resources(connection.settings(), output.print_status).all()
+    found.sort(key=lambda each: (-(each.usd_per_hour or 0.0), each.kind, each.name))
+    total = sum(each.usd_per_hour or 0.0 for each in found)
+    output.print_table(
+        ("KIND", "NAME", "ZONE", "TYPE", "STATE", "BELONGS TO", "USD/HOUR", "NEXT"),
+        (
+            (each.kind, each.name, each.location, each.type, each.state.lower() or "-",
+             each.belongs.value, _hourly(each.usd_per_hour), each.next or "-")
+            for each in found
+        ),
+        "the project contains nothing that is paid for",
+        droppable=("STATE", "TYPE"),
+        value={"resources": found, "usd_per_hour": total},
+    )  # fmt: skip
+    if found and not output.as_json():
+        click.echo(f"\nabout ${total:,.2f} per hour, ${total * 24:,.2f} per day")
+
+
+def _hourly(usd: float | None) -> str:
+    return "unknown" if usd is None else f"${prices.amount(usd)}"
 
 
 @cost.command(epilog=example("tpu cost budget"))

@@ -107,7 +107,7 @@ def autostop(dry_run: bool) -> int:
     """Delete the TPU VMs whose --autostop time is over. A server with the same project and zones
     does so by itself; without one, run this from cron."""
     nodes = open_nodes()
-    expired = nodes.expired(_zones(nodes))
+    expired = nodes.expired(_listed_zones(nodes))
     if dry_run:
         return _show_planned(expired, NodeResult.WOULD_DELETE)
     outcomes = []
@@ -121,9 +121,14 @@ def autostop(dry_run: bool) -> int:
 @fleet.command("list", epilog=example("tpu vm fleet list --json"))
 @json_option
 def list_() -> None:
-    """List every TPU VM of the project in these zones: state, health, type and capacity."""
+    """List every TPU VM of the project, in all zones or these: state, health, type and capacity."""
     nodes = open_nodes()
-    show_nodes(nodes.list_nodes(_zones(nodes)))
+    show_nodes(nodes.list_nodes(_listed_zones(nodes)))
+
+
+def _listed_zones(nodes: ManualNodes) -> Sequence[str]:
+    """`tpu vm apply` makes nodes in any zone, configured or not."""
+    return _zones(nodes) if shared_option("zone") else nodes.all_zones()
 
 
 def _zones(nodes: ManualNodes) -> tuple[str, ...]:

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from tpufleet.compose.providers import ManualNodes
 
 FLEET_TYPE = "v3-8"
-TRIES, DELAY = 1_000_000, 30.0  # seconds
+# A request that nobody waits for any more must not be granted: eight hours.
+TRIES, DELAY = 1_000, 30.0  # seconds
+AUTOSTOP = "24h"  # a TPU VM that nobody looks at ends
+
+
+class AutostopTime(Duration):
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> Any:
+        return None if value == "none" else super().convert(value, parameter, context)
 
 
 RETRY_OPTIONS = options(
@@ -38,8 +47,8 @@ NODE_OPTIONS = options(
     click.option("--runtime", default="", help="Runtime version (default: by generation)."),
     click.option("--preemptible/--no-preemptible", "--spot/--norm", "-pre/-norm", "spot",
                  default=True, help="Spot capacity (default), or on demand."),
-    click.option("--autostop", type=Duration(),
-                 help="Delete it this long after its creation, such as 8h (default: never)."),
+    click.option("--autostop", type=AutostopTime(), default=AUTOSTOP, show_default=True,
+                 help="Delete it this long after its creation, such as 8h, or `none`."),
 )  # fmt: skip
 
 

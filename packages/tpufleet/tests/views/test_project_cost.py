@@ -1,0 +1,182 @@
+"""What a project pays for: `tpu cost project`, and what refuses to leave something behind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
+from google.cloud import tpu_v2
+
+from tests.views.emulated_cloud import Cloud
+from tpufleet.providers.tpu_vm import api, server_vm
+from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet.providers.tpu_vm.server_vm import ServerVm, ServerVmSettings
+
+ZONE = "us-central1-a"
+BY_HAND = {"tpufleet-operation": "by-hand"}
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    cloud = Cloud(tmp_path)
+    yield cloud
+    cloud.emulator.close()
+
+
+@pytest.fixture
+def server(cloud):
+    """The VM of `tpu deploy server`: its internal address."""
+    settings = ServerVmSettings(project="my-project", zone=ZONE)
+    vm = ServerVm(GoogleRest(cloud.emulator.project.url), settings, sleep=lambda seconds: None)
+    vm.plan()
+    vm.apply({})
+    internal, external = vm.hosts()
+    cloud.tpu.environ["TPUFLEET_SERVER"] = f"https://{external}:8470"
+    return internal
+
+
+def tpu(cloud, name, labels, server="", zone=ZONE, kind="v5litepod-4"):
+    path = f"projects/my-project/locations/{zone}"
+    node = tpu_v2.Node(
+        accelerator_type=kind, runtime_version="v2-alpha-tpuv5-lite", labels=labels,
+        metadata={"tpufleet-server": f"https://{server}:8470"} if server else {},
+        scheduling_config=tpu_v2.SchedulingConfig(spot=True),
+    )  # fmt: skip
+    api.connect(cloud.emulator.endpoint).create_node(
+        {"parent": path, "node_id": name, "node": node}
+    )
+
+
+def compute(cloud, kind, name, **body):
+    cloud.emulator.project.compute.state.resources[f"zones/{ZONE}", kind, name] = {
+        "name": name,
+        **body,
+    }
+
+
+def test_every_resource_is_listed_with_owner_price_and_what_ends_it(cloud, server):
+    fleet = {"tpufleet-fleet": "f00", "tpufleet-job": "j-1"}
+    tpu(cloud, "ours", fleet, server)
+    tpu(cloud, "mine", {**fleet, "tpufleet-adopted": "mine-1a2b"}, server)
+    tpu(cloud, "left", {"tpufleet-fleet": "0ld"}, "10.9.9.9", zone="us-west4-a")
+    tpu(cloud, "lab", {"tpufleet-fleet": "1ab"}, "fleet.example.org")
+    tpu(cloud, "hand", BY_HAND, zone="us-south1-a")
+    tpu(cloud, "colleague", {})
+    gke = {"goog-k8s-cluster-name": "c", "goog-k8s-node-pool-name": "tpus"}
+    for index in range(2):
+        compute(
+            cloud, "instances", f"gke-{index}", status="RUNNING", labels=gke,
+            machineType=f"zones/{ZONE}/machineTypes/ct5lp-hightpu-4t",
+            scheduling={"provisioningModel": "SPOT"},
+        )  # fmt: skip
+    compute(cloud, "disks", "data", type=f"zones/{ZONE}/diskTypes/pd-ssd", sizeGb="1000")
+    compute(cloud, "addresses", "old", status="RESERVED", address="203.0.113.99")
+    cloud.emulator.project.state.clusters.append(
+        {
+            "name": "c", "location": "us-central1", "status": "RUNNING",
+            "nodePools": [
+                {"name": "tpus", "status": "RUNNING", "config": {
+                    "machineType": "ct5lp-hightpu-4t",
+                    "labels": {"google.com/nodepool-manager": "tpu-provisioner"},
+                }},
+            ],
+        }
+    )  # fmt: skip
+    found = cloud.tpu.json("cost", "project")
+    rows = {(row["kind"], row["name"]): row for row in found["resources"]}
+    slice_price = pytest.approx(4 * 0.48)
+    expected = {
+        ("TPU VM", "ours"): ("ours", slice_price, "tpu cancel j-1"),
+        ("TPU VM", "mine"): ("adopted", slice_price, "tpu adopt undo mine"),
+        ("TPU VM", "left"): ("orphaned", slice_price, "tpu vm delete left --zone us-west4-a"),
+        ("TPU VM", "lab"): ("others", slice_price, ""),
+        ("TPU VM", "hand"): ("by hand", slice_price, "tpu vm delete hand --zone us-south1-a"),
+        ("TPU VM", "colleague"): ("others", slice_price, ""),
+        ("VM", "tpufleet-server"): (
+            "ours", pytest.approx(0.0217, abs=1e-3),
+            "tpu deploy server --delete --name tpufleet-server",
+        ),
+        ("disk", "tpufleet-server-state"): ("ours", pytest.approx(0.00137, abs=1e-4), ""),
+        ("cluster", "c"): ("others", 0.10, ""),
+        ("node pool", "c/tpus"): ("ours", pytest.approx(2 * 4 * 0.48), ""),
+        ("disk", "data"): ("others", pytest.approx(0.2329, abs=1e-3), ""),
+        ("address", "old"): ("others", 0.01, ""),
+    }  # fmt: skip
+    assert {
+        key: (row["belongs"], row["usd_per_hour"], row["next"]) for key, row in rows.items()
+    } == expected
+    assert found["usd_per_hour"] == pytest.approx(6 * 1.92 + 3.84 + 0.37, abs=0.01)
+    table = cloud.tpu.ok("cost", "project")
+    assert "about $15.7" in table and "per day" in table
+
+
+def test_a_queued_resource_without_a_node_is_listed(cloud):
+    from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
+
+    cloud.emulator.cloud.stock = CloudCapacity(nodes=(CapacityLimit(zone=ZONE, most=0),))
+    kind = tpu_v2.QueuedResource.Tpu.NodeSpec
+    path = f"projects/my-project/locations/{ZONE}"
+    node = tpu_v2.Node(
+        accelerator_type="v5litepod-4", runtime_version="v2-alpha-tpuv5-lite",
+        labels={"tpufleet-fleet": "0ld"}, metadata={"tpufleet-server": "https://10.9.9.9:8470"},
+    )  # fmt: skip
+    queued = tpu_v2.QueuedResource(
+        tpu=tpu_v2.QueuedResource.Tpu(node_spec=[kind(parent=path, node_id="n", node=node)])
+    )
+    api.connect(cloud.emulator.endpoint).create_queued_resource(
+        {"parent": path, "queued_resource_id": "q", "queued_resource": queued}
+    )
+    [row] = cloud.tpu.json("cost", "project")["resources"]
+    assert (row["kind"], row["belongs"], row["usd_per_hour"]) == ("queued resource", "orphaned", 0)
+    assert row["next"].startswith("gcloud compute tpus queued-resources delete q --zone ")
+
+
+def test_a_part_that_cannot_be_read_is_told_and_the_others_are_listed(cloud):
+    tpu(cloud, "hand", BY_HAND)
+    cloud.emulator.project.compute.state.denied = True
+    answer = cloud.tpu("cost", "project")
+    assert "hand" in answer.stdout and "warning: not listed: instances: Required" in answer.stderr
+
+
+def test_a_server_with_live_slices_is_not_deleted(cloud, server):
+    fleet = {"tpufleet-fleet": "f00", "tpufleet-job": "j-1"}
+    tpu(cloud, "tpf-1", fleet, server, zone="us-south1-a")
+    answer = cloud.tpu("deploy", "server", "--delete", "--state", "--yes")
+    assert answer.exit_code == 1 and "manages 1 slice (about $1.92 per hour)" in answer.stderr
+    assert "v5e-4 spot tpf-1 in us-south1-a\n  next: tpu cancel j-1" in answer.stderr
+    assert len(cloud.emulator.project.compute.state.resources) == 4
+    cloud.tpu.ok("vm", "delete", "tpf-1", "--zone", "us-south1-a", "--yes")
+    cloud.tpu.ok("deploy", "server", "--delete", "--state", "--yes")
+    assert not cloud.emulator.project.compute.state.resources
+
+
+def test_a_list_shows_nodes_in_zones_that_are_not_configured(cloud):
+    cloud.tpu.ok("vm", "apply", "dev", "--zone", "us-south1-a", "--type", "v5e-4")
+    listed = cloud.tpu.json("vm", "fleet", "list")["nodes"]
+    assert [node["name"] for node in listed] == ["dev"]
+    assert "dev" not in cloud.tpu.ok("vm", "fleet", "list", "--zones", ZONE)
+
+
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [((), True), (("--autostop", "none"), False)],
+    ids=["by default", "on request"],
+)
+def test_a_tpu_vm_that_nobody_looks_at_ends(cloud, options, ends):
+    cloud.tpu.ok("vm", "apply", "dev", "--zone", ZONE, "--type", "v5e-4", *options)
+    [node] = cloud.tpu.json("vm", "fleet", "list")["nodes"]
+    assert ("tpufleet-expires" in node["labels"]) is ends
+
+
+def test_gkes_client_reads_the_clusters_of_the_emulator(cloud):
+    """https://cloud.google.com/kubernetes-engine/docs/reference/rest/v1/projects.locations.clusters"""
+    container = pytest.importorskip("google.cloud.container_v1", reason="google-cloud-container")
+    cluster = {"name": "c", "location": "us-central1", "nodePools": [{"name": "tpus"}]}
+    cloud.emulator.project.state.clusters.append(cluster)
+    rest = GoogleRest(cloud.emulator.project.url)
+    answer: server_vm.Answer = rest.get("container", "v1/projects/p/locations/-/clusters")
+    read = container.ListClustersResponse.from_json(json.dumps(answer.body))
+    assert read.clusters[0].node_pools[0].name == "tpus"
