@@ -68,6 +68,7 @@ def plain_server(home: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def started(command: list[str], home: Path) -> Iterator[Server]:
+    home.mkdir(exist_ok=True)
     environment = {**os.environ, "TPUFLEET_HOME": str(home), "TPUFLEET_CONFIG": os.devnull}
     with open(home / "bench.log", "wb") as log:
         child = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

@@ -30,6 +30,7 @@ PARTS = {
     "extract_gpu_torch_packed",
     "fleets",
     "planner_iris",
+    "recovery_step_program",
     "reporting",
     "servers",
 }
@@ -44,6 +45,7 @@ RUNS = {
         *("--load-processes", "1"),
     ],
     "recovery": ["--slices", "6", "--losses", "1", "--at-once", "2", "--latency", "0.01"],
+    "recovery_step": ["--rounds", "1", "--kind", "process crash", "--accelerator", "v5e-8"],
     "idle": ["--seconds", "0.2", "--rounds", "1"],
     "web": ["--jobs", "60", "--browsers", "4", "--seconds", "0.5", "--rounds", "1"],
     "yardstick": [],

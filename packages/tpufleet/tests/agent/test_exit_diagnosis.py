@@ -81,3 +81,11 @@ def test_only_an_exception_or_a_signature_explains_an_exit(output, line, unexpla
     failed = Exit(at=datetime.now(UTC), status=3)
     exit = exit_diagnosis.exit_of_finished(failed, 0, output.split("\n"))
     assert (exit.log_line, exit.unexplained) == (line, unexplained)
+
+
+def test_the_last_line_is_not_one_that_every_rank_prints():
+    banner = (
+        "[Gloo] Rank 7 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7"
+    )
+    assert exit_diagnosis.last_line(["loading", banner]) == "loading"
+    assert exit_diagnosis.last_line([banner]) == ""

@@ -13,6 +13,7 @@ import pytest
 
 from tests.agent.test_environment_variables import ASSIGNMENT, SETTINGS
 from tests.agent.test_running import archive
+from tests.polling import wait_until
 from tpufleet.agent import own_wheel, uv_tool
 from tpufleet.agent.workload import python_environment
 from tpufleet.errors import BadInput
@@ -26,9 +27,7 @@ def planned(folder: Path, *files: str, job_python_setting: str = "uv", **changes
     for name in files:
         (code / name).touch()
     settings = replace(SETTINGS, work_dir=folder, job_python=job_python_setting, platform="")
-    return python_environment.plan(
-        replace(ASSIGNMENT, **changes), settings, folder / "attempt", code
-    )
+    return python_environment.plan(replace(ASSIGNMENT, **changes), settings, code)
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +139,7 @@ except ImportError:
 """
 
 
-def test_a_job_runs_in_its_own_environment_and_the_second_attempt_uses_the_cache(
+def test_a_job_runs_in_its_own_environment_and_the_second_attempt_keeps_it(
     harness, index, monkeypatch
 ):
     monkeypatch.setenv("PYTHONPATH", "/agent")
@@ -160,9 +159,33 @@ def test_a_job_runs_in_its_own_environment_and_the_second_attempt_uses_the_cache
     harness.assign("python", "train.py", attempt_id="j1.1", **job)
     assert harness.wait_for_exit("j1.1").clean
     assert "environment: ready: 3 packages, 3 from the cache, in " in harness.log("j1.1")
+    assert "Prepared" not in harness.log("j1.1") and "Installed" not in harness.log("j1.1")
     reported = harness.wait_for_phase(Phase.EXITED, "j1.1").environment
     assert (reported.packages, reported.cached) == (3, 3)
     assert reported.source == "dependencies of the job" and reported.seconds > 0
+
+
+def test_an_environment_that_was_not_completed_is_made_again(harness, index):
+    """Files of a package are missing, as after SIGKILL."""
+    harness.start()
+    job = {"dependencies": ("greeting",), "env": offline(index)}
+    damage = "import greeting, os; os.remove(greeting.__file__)"
+    harness.assign("python", "-c", damage, **job)
+    assert harness.wait_for_exit().clean
+    harness.assign("python", "-c", "import greeting", attempt_id="j1.1", **job)
+    assert harness.wait_for_exit("j1.1").status == 1
+    next(harness.work.glob("environments/*/complete")).unlink()
+    harness.assign("python", "-c", "import greeting", attempt_id="j1.2", **job)
+    assert harness.wait_for_exit("j1.2").clean
+
+
+def test_a_host_keeps_the_environment_of_the_last_job_only(harness, index):
+    harness.start()
+    for job in ("j1", "j2"):
+        more = {"job_id": job, "dependencies": ("greeting",), "env": offline(index)}
+        harness.assign("true", attempt_id=f"{job}.0", **more)
+        assert harness.wait_for_exit(f"{job}.0").clean
+    wait_until(lambda: len(list((harness.work / "environments").iterdir())) == 1)
 
 
 POISON = """

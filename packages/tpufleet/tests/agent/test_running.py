@@ -85,7 +85,7 @@ def test_an_exit_is_reported_until_the_assignment_ends_and_the_last_folder_is_ke
     harness.control_plane.assignment = None
     wait_until(lambda: harness.control_plane.heartbeats[-1].phase is Phase.IDLE)
     assert harness.control_plane.heartbeats[-1].attempt_id is None
-    wait_until(lambda: [path.name for path in harness.work.iterdir()] == ["j1.2"])
+    wait_until(lambda: [path.name for path in harness.work.glob("j*")] == ["j1.2"])
     assert "hello" in (harness.work / "j1.2" / "output.log").read_text()
 
 

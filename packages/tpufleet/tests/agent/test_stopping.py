@@ -30,6 +30,19 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("up", flush=True)
 while True: time.sleep(60)
 """
+SAVING = """
+import os, signal, time
+from tpufleet import runtime
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def write(folder):
+    (folder / "weights").write_text("all")
+    print("saving", flush=True)
+    began = time.monotonic()
+    while not os.path.exists("../run/go") or time.monotonic() < began + 2:
+        time.sleep(0.01)
+runtime.checkpoints.save(7, write)
+while True: time.sleep(60)
+"""
 # A classic daemon: forks twice, leaves its session, closes its terminal.
 DAEMON = """
 import os, sys, time
@@ -44,8 +57,10 @@ def daemon(ignore):
 """
 
 
-def stop_now(harness, reason=EndReason.CANCELLED):
-    harness.control_plane.assignment = replace(harness.control_plane.assignment, stop=reason)
+def stop_now(harness, reason=EndReason.CANCELLED, *, abort=False):
+    harness.control_plane.assignment = replace(
+        harness.control_plane.assignment, stop=reason, abort=abort
+    )
 
 
 def test_a_stop_lets_the_program_save_and_exit(harness):
@@ -97,6 +112,57 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_grace_period(harness
     stop_now(harness)
     exit = harness.wait_for_exit()
     assert (exit.signal, exit.stopped_by_agent, exit.oom_killed) == (signal.SIGKILL, True, False)
+
+
+def test_a_blocked_program_is_killed_at_once_when_another_process_is_gone(harness):
+    harness.assign_python(STUBBORN, grace=timedelta(hours=1))
+    harness.start()
+    harness.wait_for_log("up\n")
+    stop_now(harness, EndReason.USER_ERROR, abort=True)
+    exit = harness.wait_for_exit()
+    assert (exit.signal, exit.stopped_by_agent) == (signal.SIGKILL, True)
+    assert "SIGKILL after 1 s" in harness.log()
+
+
+def test_what_a_failed_program_leaves_is_killed_at_once(harness):
+    started = f"{sys.executable} -c '{STUBBORN}' > ../run/log &"
+    wait = "until grep -q up ../run/log; do sleep 0.1; done"
+    harness.assign("sh", "-c", f"{started} {wait}; exit 3", grace=timedelta(hours=1))
+    harness.start()
+    exit = harness.wait_for_exit()
+    assert (exit.status, exit.stopped_by_agent) == (3, False)
+    assert harness.processes() == []
+
+
+def test_a_stopping_program_is_killed_once_another_process_is_gone(harness):
+    harness.assign_python(STUBBORN, grace=timedelta(hours=1))
+    harness.start()
+    harness.wait_for_log("up\n")
+    stop_now(harness, EndReason.PREEMPTED)
+    harness.wait_for_phase(Phase.STOPPING)
+    stop_now(harness, EndReason.PREEMPTED, abort=True)
+    assert harness.wait_for_exit().signal == signal.SIGKILL
+
+
+def test_a_save_that_has_begun_is_completed_although_another_process_is_gone(harness):
+    """And the program is killed when it is done, however much of the grace period is left."""
+    harness.assign_python(SAVING, grace=timedelta(hours=1))
+    harness.start()
+    harness.wait_for_log("saving\n")
+    stop_now(harness, EndReason.USER_ERROR, abort=True)
+    harness.wait_for_phase(Phase.STOPPING)
+    wait_until((harness.run_dir() / "peer-gone").exists)
+    (harness.run_dir() / "go").touch()
+    assert harness.wait_for_exit().signal == signal.SIGKILL
+    assert [path.name for path in harness.checkpoint.iterdir()] == ["step_00000007"]
+
+
+def test_a_save_does_not_outlast_the_grace_period(harness):
+    harness.assign_python(SAVING, grace=timedelta(seconds=0.3))
+    harness.start()
+    harness.wait_for_log("saving\n")
+    stop_now(harness, EndReason.USER_ERROR, abort=True)
+    assert harness.wait_for_exit().signal == signal.SIGKILL
 
 
 def test_a_daemon_outside_the_session_that_ignores_sigterm_is_killed(harness):

@@ -16,6 +16,8 @@ from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.end_reasons import EndReason
 
+ABORT = timedelta(seconds=1)  # between SIGTERM and SIGKILL when another process is gone
+
 
 @dataclass
 class Program:
@@ -49,6 +51,7 @@ class Workload:
     phase: Phase = Phase.SETUP
     running_since: datetime | None = None
     stop_at: datetime | None = None
+    aborted: bool = False
     exit: Exit | None = None
     progress_at: datetime | None = None
 
@@ -118,6 +121,7 @@ class SimulatedHost:
                 self.workload.phase = Phase.EXITED
                 self.workload.exit = Exit(at=now, stopped_by_agent=True, log_line="never started")
         elif wanted.stop and workload.exit is None:
+            workload.aborted = wanted.abort
             self._stop(now)
 
     def run_second(self, now: datetime, program: Program, disk: Disk, gang_runs: bool) -> None:
@@ -142,8 +146,10 @@ class SimulatedHost:
     def _stopping(self, workload: Workload, now: datetime, program: Program, disk: Disk) -> None:
         assert workload.stop_at is not None
         waited = now - workload.stop_at
-        killed = waited >= workload.assignment.grace
-        leaves = waited >= program.stops_after and not program.ignores_stop
+        aborted = workload.aborted and waited >= ABORT
+        killed = waited >= workload.assignment.grace or aborted
+        # Processes are joined by collectives: without all of them, none can leave by itself.
+        leaves = waited >= program.stops_after and not (program.ignores_stop or workload.aborted)
         if not (killed or leaves):
             return
         if leaves and program.checkpoint_on_stop and workload.running_since:

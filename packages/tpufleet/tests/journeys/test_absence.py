@@ -98,7 +98,7 @@ def test_a_dead_host_is_found_in_spite_of_a_clock_step(fleet, step):
 @pytest.mark.parametrize("step", [-86400, -3600, -60, 60, 86400])
 def test_a_backoff_lasts_no_longer_in_spite_of_a_clock_step(fleet, step, restarted):
     """Stored moments are in the future, and a clock that is set back moves them further away."""
-    fails = lambda attempt, process, step: failure(fleet.clock.now()) if attempt < 3 else None
+    fails = lambda attempt, process, step: failure(fleet.clock.now()) if attempt < 4 else None
     job = fleet.submit(Program(steps=30, fails=fails), retries={"failure": 10}, crash_loop=10)
     for _ in range(3):
         fleet.until(lambda: fleet.job(job).not_before is not None)

@@ -169,7 +169,7 @@ def test_retries_back_off(fleet):
         (after.created_at - before.ended_at).total_seconds()
         for before, after in itertools.pairwise(attempts)
     ]
-    assert waits == sorted(waits) and waits[0] >= 4 and waits[-1] >= 3 * waits[0]
+    assert waits == sorted(waits) and waits[0] == 0 and 2 * waits[1] > waits[-1] > waits[1] >= 4
 
 
 def test_a_time_limit_counts_running_time_over_all_attempts(fleet):

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.journeys.simulated_hosts import Program
+from tests.journeys.simulated_hosts import Program, failure
 from tpufleet.model.job.jobs import JobState
 from tpufleet.providers.base import Fault
 
@@ -145,3 +145,54 @@ def test_many_preemptions_never_stop_a_job(fleet, storms):
     fleet.settle(job)
     assert fleet.attempts(job) == ["preempted"] * storms + ["finished"]
     assert fleet.failures(job) == 0
+
+
+def seconds_to_the_next(fleet, job) -> float:
+    """From the moment at which the first attempt was to stop until the second one starts."""
+    first, second = fleet.store.attempts(job)
+    return (second.created_at - first.stopping_at).total_seconds()
+
+
+def test_a_gang_of_which_one_process_failed_restarts_at_once_on_its_slices(fleet):
+    """The others are blocked in a collective with it: no grace period helps them."""
+    crash = lambda attempt, process, step: (
+        failure(fleet.now()) if (attempt, process, step) == (0, 2, 15) else None
+    )
+    job = fleet.submit(Program(fails=crash), retries={"failure": 1}, grace="1h")
+    fleet.settle(job)
+    first, second = fleet.store.attempts(job)
+    assert (first.slices, second.start_step) == (second.slices, 10)
+    assert first.failed_host.endswith("/2") and fleet.failures(job) == 1
+    assert seconds_to_the_next(fleet, job) <= 3
+
+
+def test_a_gang_that_hangs_restarts_at_once_on_its_slices(fleet):
+    job = fleet.submit(Program(stuck_at=15, ignores_stop=True), hung_after="2m", grace="1h")
+    fleet.until(lambda: len(fleet.attempts(job)) == 2)
+    first, second = fleet.store.attempts(job)
+    assert fleet.attempts(job)[0] == "hung" and first.slices == second.slices
+    assert seconds_to_the_next(fleet, job) <= 3
+
+
+def test_the_rest_of_a_gang_does_not_wait_for_a_slice_that_is_gone(fleet):
+    job = fleet.submit(slices=2, grace="1h")
+    fleet.until_state(job, JobState.RUNNING)
+    fleet.run(15)
+    fleet.preempt(job, which=1)
+    fleet.settle(job)
+    assert fleet.attempts(job) == ["preempted", "finished"]
+    first, second = fleet.store.attempts(job)
+    assert first.slices[0] in second.slices and first.slices[1] not in second.slices
+    assert fleet.failures(job) == 0
+    ended = (first.ended_at - first.stopping_at).total_seconds()
+    assert ended <= 3
+
+
+def test_a_gang_has_its_grace_period_as_long_as_the_hosts_with_a_notice_run(fleet):
+    job = fleet.submit(Program(stops_after=timedelta(seconds=20)), slices=2, grace="1h")
+    fleet.until_state(job, JobState.RUNNING)
+    fleet.run(15)
+    fleet.send_notice(job, which=1)
+    fleet.settle(job)
+    first, second = fleet.store.attempts(job)
+    assert not first.aborted and second.start_step == first.last_step > 10

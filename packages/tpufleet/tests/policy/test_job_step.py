@@ -199,6 +199,19 @@ def test_what_stops_an_attempt(observed, reason):
     assert step.events
 
 
+def test_the_failure_that_is_shown_is_not_a_lost_connection():
+    """Siblings that died of it may be reported in the same moment, or before."""
+    lost = [
+        exited(RUNNING, index, evidence=EndReason.CONNECTION_LOST, log_line="UNAVAILABLE: peer")
+        for index in range(3)
+    ]
+    crash = exited(RUNNING, 3, at=after(1), log_line="KeyError: 'labels'")
+    step = next_step(make_view(running_job, RUNNING, hosts=[*lost, crash]), after(2))
+    reasons = {step.job.reason, *(event.message for event in step.events)}
+    assert any("KeyError" in reason for reason in reasons)
+    assert not any("UNAVAILABLE" in reason for reason in reasons)
+
+
 def test_a_program_is_stopped_when_its_time_limit_is_reached():
     job = replace(running_job, spec=structs.replace(running_job.spec, timeout=10 * MINUTE))
     view = make_view(job, RUNNING)
@@ -216,13 +229,91 @@ def test_a_program_is_stopped_when_it_counts_as_hung():
 
 # Stopping.
 def test_an_attempt_ends_only_when_every_process_is_known_to_be_gone():
-    attempt = stopping(EndReason.HUNG)
+    attempt = stopping(EndReason.PREEMPTED)
     hosts = all_exited(attempt, signal=signal.SIGTERM, stopped_by_agent=True)
     still = [*hosts[:3], make_host(3, attempt=attempt, phase=Phase.STOPPING)]
     waiting = next_step(make_view(running_job, attempt, hosts=still), after(5))
     assert waiting.attempt is attempt
     assert waiting.wake_at == NOON + running_job.spec.grace + 30 * SECOND
     assert not next_step(make_view(running_job, attempt, hosts=hosts), after(5)).attempt.live
+
+
+def of_gang(change, index=0):
+    """The hosts of a stopping gang, of which one is different."""
+
+    def hosts(attempt):
+        others = [make_host(each, attempt=attempt, phase=Phase.STOPPING) for each in range(4)]
+        return [*others[:index], change(attempt), *others[index + 1 :]]
+
+    return hosts
+
+
+@pytest.mark.parametrize(
+    ("reason", "hosts", "slices", "aborted"),
+    [
+        pytest.param(None, of_gang(exited), {}, True, id="a process failed"),
+        pytest.param(
+            EndReason.PREEMPTED, of_gang(exited), {}, True, id="one failed while it was stopped"
+        ),
+        pytest.param(
+            EndReason.CANCELLED,
+            of_gang(lambda attempt: exited(attempt, signal=15, stopped_by_agent=True)),
+            {},
+            False,
+            id="one stopped as asked",
+        ),
+        pytest.param(
+            EndReason.PREEMPTED,
+            of_gang(lambda attempt: exited(attempt, status=0)),
+            {},
+            False,
+            id="one has finished",
+        ),
+        pytest.param(
+            None, of_gang(lambda attempt: make_host(attempt=attempt, phase=Phase.IDLE)), {}, True,
+            id="an agent restarted",
+        ),
+        pytest.param(
+            None,
+            of_gang(lambda attempt: exited(attempt, status=None, stopped_by_agent=True)),
+            {},
+            True,
+            id="an earlier agent ran it",
+        ),
+        pytest.param(EndReason.HUNG, of_gang(make_host), {}, True, id="hung"),
+        pytest.param(EndReason.TIMEOUT, of_gang(make_host), {}, False, id="time limit"),
+        pytest.param(
+            EndReason.PREEMPTED,
+            of_gang(make_host),
+            {"state": S.DOOMED, "loss": LossReason.PREEMPTED},
+            False,
+            id="preemption notice",
+        ),
+        pytest.param(
+            EndReason.PREEMPTED,
+            of_gang(make_host),
+            {"state": S.DOOMED, "loss": LossReason.PREEMPTED, "fenced_at": NOON},
+            True,
+            id="machines gone",
+        ),
+        pytest.param(
+            EndReason.HOST_LOST,
+            of_gang(make_host),
+            {"state": S.DOOMED, "loss": LossReason.HOST_LOST},
+            True,
+            id="host lost",
+        ),
+    ],
+)  # fmt: skip
+def test_a_gang_is_aborted_when_it_can_complete_no_step(reason, hosts, slices, aborted):
+    attempt = replace(stopping(reason), slices=("s0", "s1"))
+    on_s1 = make_host(0, "s1", attempt=attempt, phase=Phase.STOPPING)
+    gang = [make_slice(**slices), make_slice("s1")]
+    view = make_view(running_job, attempt, slices=gang, hosts=[*hosts(attempt), on_s1])
+    step = next_step(view, after(1))
+    assert step.attempt.live and step.attempt.aborted is aborted
+    again = next_step(structs.replace(view, attempts=(step.attempt,)), after(1))
+    assert again.attempt is step.attempt
 
 
 def test_stopping_does_not_wait_for_a_slice_that_is_gone():

@@ -205,18 +205,24 @@ def test_the_delay_doubles_without_progress_and_restarts_after_progress():
         decide(*[EndReason.HUNG] * count, progress=False, crash_loop=99).delay
         for count in range(1, 10)
     ]
-    for count, wait in enumerate(waits):
+    assert waits.pop(0) == timedelta(0), "most often a failure does not come again"
+    for count, wait in enumerate(waits, 1):
         middle = min(retries.RETRY_BACKOFF.first * 2**count, retries.RETRY_BACKOFF.longest)
         assert 0.8 * middle <= wait <= 1.2 * middle
-    assert decide(*[EndReason.HUNG] * 9, crash_loop=99).delay <= 1.2 * retries.RETRY_BACKOFF.first
+    assert decide(*[EndReason.HUNG] * 9, crash_loop=99).delay == timedelta(0)
+
+
+def test_an_attempt_that_never_ran_is_retried_after_a_delay():
+    ended = replace(ended_attempt(0, EndReason.SETUP_FAILED), running_at=None)
+    assert retries.decide_retry(make_job(retries=GENEROUS), ended, [ended]).delay > timedelta(0)
 
 
 def test_jobs_that_fail_together_are_retried_at_different_times():
     waits = {
         retries.decide_retry(
             make_job(f"job-{number}", retries=GENEROUS),
-            attempt := ended_attempt(0, EndReason.HUNG, job_id=f"job-{number}"),
-            [attempt],
+            attempt := ended_attempt(1, EndReason.HUNG, job_id=f"job-{number}"),
+            [attempt, attempt],
         ).delay
         for number in range(50)
     }

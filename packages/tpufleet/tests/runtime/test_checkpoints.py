@@ -27,6 +27,17 @@ def steps(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def test_the_parts_of_a_process_that_is_gone_are_not_awaited(tmp_path, monkeypatch):
+    """The agent says so. Those of the others may still come."""
+    monkeypatch.setenv("TPUFLEET_RUN_DIR", str(tmp_path))
+    (tmp_path / "peer-gone").touch()
+    first = FolderCheckpoints(tmp_path / "checkpoints", process_id=0, num_processes=2)
+    with pytest.raises(CheckpointIncomplete):
+        first.save(5, writes("five"), wait=900)
+    assert first.latest() is None
+    assert list(tmp_path.glob("saving*")) == []
+
+
 @pytest.fixture
 def store(tmp_path) -> FolderCheckpoints:
     return FolderCheckpoints(tmp_path)

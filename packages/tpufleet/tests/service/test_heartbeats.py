@@ -233,6 +233,28 @@ def test_beats_come_more_slowly_when_there_are_many_hosts(running):
     assert running.send_heartbeat("s1/0").next_heartbeat >= timedelta(seconds=10)
 
 
+def test_hosts_that_wait_for_an_attempt_report_more_often(service):
+    """So that it begins at once; others hear of a stop within a second."""
+    service.submit("job-1", accelerator="v5litepod-4")
+    service.add_slice("s1", "job-1", accelerator="v5litepod-4")
+    service.add_slice("s2", None)
+    waiting = service.send_heartbeat("s1/0").next_heartbeat
+    assert waiting < service.send_heartbeat("s2/0").next_heartbeat == timedelta(seconds=1)
+    attempt = service.add_attempt("job-1", 0, "s1")
+    state = {"attempt_id": attempt.id, "phase": Phase.RUNNING}
+    assert service.send_heartbeat("s1/0", **state).next_heartbeat == timedelta(seconds=1)
+    ended = state | {"phase": Phase.EXITED, "exit": Exit(at=service.clock.now(), status=1)}
+    assert service.send_heartbeat("s1/0", **ended).next_heartbeat == waiting
+
+
+def test_an_agent_hears_that_its_attempt_can_complete_no_step(running):
+    attempt = running.store.attempts(JobId("job-1"))[0]
+    stopping = replace(attempt, state=AttemptState.STOPPING, aborted=True)
+    running.store.commit(ChangeSet(attempts=[stopping]))
+    assignment = running.send_heartbeat("s2/1", attempt_id=attempt.id).assignment
+    assert assignment.stop is not None and assignment.abort
+
+
 def test_pulses_that_were_gathered_are_written_when_the_server_stops(running):
     running.send_heartbeat("s1/0", progress=Progress(step=5))
     running.stop()

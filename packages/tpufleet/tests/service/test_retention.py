@@ -139,6 +139,18 @@ def test_logs_and_results_are_deleted_and_checkpoints_only_on_request(service):
     assert left(service, "one") == {"checkpoints"}
 
 
+def test_compiled_programs_are_deleted_with_the_checkpoints(service):
+    leave(service, "one")
+    programs = service.folder / "compiled" / "one"
+    programs.mkdir(parents=True)
+    (programs / "train-cache").write_bytes(b"12")
+    client = service.client("mel")
+    client.purge(PurgeRequest(jobs=("one",)))
+    assert programs.exists()
+    report = client.purge(PurgeRequest(jobs=("one",), checkpoints=True))
+    assert report.jobs[0].checkpoint_size == 5 and not programs.exists()
+
+
 def test_what_a_job_left_is_deleted_and_what_is_known_of_it_stays(service):
     for name in ("one", "two"):
         leave(service, name)

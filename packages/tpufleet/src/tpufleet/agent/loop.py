@@ -310,6 +310,8 @@ class Agent:
             return
         if current is None:
             current = self._start(wanted)
+        if wanted.abort:
+            current.abort()
         if wanted.stop is not None:
             current.stop(END_REASONS[wanted.stop].description)
 

@@ -16,7 +16,8 @@ from tpufleet.errors import BadInput
 from tpufleet.model.job.attempts import AttemptId
 
 MEBIBYTE = 2**20
-STOP_FILE = "run/stop"
+STOP_FILE, PEER_GONE_FILE = "run/stop", "run/peer-gone"  # read by `tpufleet.runtime`
+SAVING_PREFIX = "saving."  # of files in `run`, of processes that write a checkpoint
 TOKEN_FILE, CERTIFICATES_FILE = "run/token", "run/ca.pem"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}")
 _MARKER = ".attempt"  # only folders that contain it are ever deleted
@@ -52,13 +53,21 @@ class AttemptFolder:
                 with os.fdopen(os.open(path, flags, 0o600), "w") as file:
                     file.write(content + "\n")
 
-    def write_stop_file(self) -> None:
+    def write_stop_file(self, name: str = STOP_FILE) -> None:
         """The program may have replaced or removed its folders; then it gets signals only."""
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK
-            os.close(untrusted_files.open_below(self.path, STOP_FILE, flags, 0o644))
+            os.close(untrusted_files.open_below(self.path, name, flags, 0o644))
         except OSError as error:
-            threads.log(f"cannot write {self.path / STOP_FILE}: {error.strerror}")
+            threads.log(f"cannot write {self.path / name}: {error.strerror}")
+
+    def is_saving(self) -> bool:
+        """Whether a process says that it writes a checkpoint."""
+        try:
+            names = untrusted_files.list_named_by_job(self.run)
+        except OSError:
+            return False
+        return any(name.startswith(SAVING_PREFIX) for name in names)
 
     def unpack(self, archive: Path) -> None:
         """Extract into the code folder, and nothing outside it. Does not use the extraction filters

@@ -179,6 +179,13 @@ class Containment:
         """Whether it is a location that the server gave to the job."""
         return _below_hidden(checkpoint, self.hidden) is not None
 
+    def beside_checkpoint(self, checkpoint: str, kind: str) -> Path | None:
+        """A folder of the same job for something else; None unless `is_own`. Created if needed."""
+        if (below := _below_hidden(checkpoint, self.hidden)) is None:
+            return None
+        root, path = below
+        return untrusted_files.make_folder_below(root, Path(kind, path.parts[1]))
+
     def list_folder(self, path: Path, checkpoint: str) -> list[str]:
         """As an attempt with this checkpoint location may list it."""
         below = _below_hidden(checkpoint, self.hidden)

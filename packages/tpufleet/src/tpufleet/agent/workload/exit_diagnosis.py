@@ -51,7 +51,8 @@ def exit_of_stopped(exit: Exit, reason: str, fault: EndReason | None = None) -> 
 def last_line(tail: list[str]) -> str:
     """The last line that the program itself wrote."""
     for line in reversed(tail):
-        if line.strip() and not line.startswith(AGENT_LINE_PREFIX):
+        own = line.strip() and not line.startswith(AGENT_LINE_PREFIX)
+        if own and not failure_signatures.is_benign(line):
             return line.strip()[:500]
     return ""
 

@@ -1,6 +1,6 @@
-"""The Python environment of a job, made with uv for each attempt from a cache on the host. Of the
-agent's own environment it holds only the tpufleet package; what that imports is found by
-`host_packages`."""
+"""The Python environment of a job, made with uv from a cache on the host, and kept there for the
+next attempt. Of the agent's own environment it holds only the tpufleet package; what that imports
+is found by `host_packages`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpufleet.agent import own_wheel, uv_tool
+from tpufleet.agent import own_wheel, threads, uv_tool
 from tpufleet.agent.settings import AgentSettings
-from tpufleet.agent.workload import untrusted_files
+from tpufleet.agent.workload import attempt_folder, untrusted_files
 from tpufleet.agent.workload.environment_variables import SIMULATED_PLATFORM
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
 from tpufleet.model.fleet.agent_protocol import Assignment
@@ -25,8 +25,9 @@ UV = "uv"  # value of `job_python`
 LOCK_FILE, PROJECT_FILE, REQUIREMENTS_FILE = "uv.lock", "pyproject.toml", "requirements.txt"
 # Of the agent's own Python, in the environment that jobs inherit. A job may set them in its `env`.
 PYTHON_VARIABLES = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV"})
+_COMPLETE = "complete"  # beside an environment, where the job cannot write
 OUR_MINIMUM = (3, 11)  # for tpufleet in the job's environment
-_COUNTS = re.compile(r"(Resolved|Prepared|Installed|Audited) (\d+) package")
+_COUNTS = re.compile(r"(Prepared|Installed|Audited|Checked) (\d+) package")
 _ERROR_START = re.compile(r"error:|\s*×")
 MAX_ERROR_LENGTH = 500
 
@@ -40,6 +41,19 @@ class JobPython:
     source: str  # where the dependencies come from, for people
     steps: tuple[tuple[str, ...], ...]
     uv_variables: Mapping[str, str]
+    kept: bool  # an earlier attempt of the job made it: the steps only check it
+
+    def begin(self) -> None:
+        """Before the steps. What is left of steps that did not end is not used again."""
+        (self.folder.parent / _COMPLETE).unlink(missing_ok=True)
+        if not self.kept:
+            attempt_folder.delete_folders([self.folder])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        others = [path for path in self.folder.parents[1].iterdir() if path != self.folder.parent]
+        threads.start("cleanup", lambda: attempt_folder.delete_folders(others))
+
+    def finish(self) -> None:
+        (self.folder.parent / _COMPLETE).touch()
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """For the command: its `python` and `pip` are those of the environment."""
@@ -50,7 +64,6 @@ class JobPython:
 def plan(
     assignment: Assignment,
     settings: AgentSettings,
-    attempt_folder: Path,
     code: Path,
     *,
     hard_links: bool = True,
@@ -61,7 +74,9 @@ def plan(
     if assignment.image is not None or (not declared and settings.job_python != UV):
         return None
     uv = uv_tool.find_uv()
-    folder = attempt_folder / "python"
+    job = hashlib.sha256(assignment.job_id.encode()).hexdigest()[:16]
+    folder = settings.work_dir / "environments" / job / "python"
+    kept = (folder.parent / _COMPLETE).exists()
     shared = shared_folder(settings.work_dir, assignment.owner)
     python = assignment.python or _agent_python()
     source, install = _install(uv, assignment, settings, code, folder)
@@ -70,7 +85,7 @@ def plan(
     if _supports_tpufleet(assignment.python):
         own.append(str(_own_wheel(settings.work_dir, shared)))
     steps = [
-        (uv, "venv", "--python", python, str(folder)),
+        (uv, "venv", "--allow-existing", "--python", python, str(folder)),
         *install,
         (uv, "pip", "install", "--no-deps", "--python", str(folder), *own),
     ]
@@ -86,6 +101,7 @@ def plan(
             "UV_NO_PROGRESS": "1",
             **({} if hard_links else {"UV_LINK_MODE": "copy"}),
         },
+        kept=kept,
     )
 
 
@@ -138,16 +154,16 @@ def _supports_tpufleet(python: str | None) -> bool:
 
 def report(source: str, seconds: float, log_lines: Sequence[str]) -> EnvironmentReport:
     """From what uv printed."""
-    counts = {"Installed": 0, "Prepared": 0}
+    counts = dict.fromkeys(("Prepared", "Installed", "Audited", "Checked"), 0)
     for line in log_lines:
-        match = _COUNTS.match(line)
-        if match and match[1] in counts:
+        if match := _COUNTS.match(line):
             counts[match[1]] += int(match[2])
+    prepared = counts.pop("Prepared")
     return EnvironmentReport(
         source=source,
         seconds=round(seconds, 1),
-        packages=counts["Installed"],
-        cached=max(0, counts["Installed"] - counts["Prepared"]),
+        packages=sum(counts.values()),
+        cached=max(0, sum(counts.values()) - prepared),
     )
 
 

@@ -5,6 +5,7 @@ No process of an attempt is left on this host when its phase becomes EXITED.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -19,13 +20,14 @@ from threading import Event
 from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import (
+    compiled_programs,
     container_image,
     environment_variables,
     exit_diagnosis,
     processes,
     python_environment,
 )
-from tpufleet.agent.workload.attempt_folder import AttemptFolder
+from tpufleet.agent.workload.attempt_folder import PEER_GONE_FILE, AttemptFolder
 from tpufleet.agent.workload.container_image import JobContainer
 from tpufleet.agent.workload.containment import AttemptProcesses, Containment
 from tpufleet.agent.workload.output import results
@@ -58,6 +60,10 @@ LOG_UNANSWERED_TIMEOUT_SECONDS = 30.0
 RESULT_UPLOAD_TIMEOUT_SECONDS = 120.0  # the same for the result
 LAST_POLL_SECONDS = 2.0  # of the checkpoint folder, which may hang
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
+# From SIGTERM to SIGKILL when another process of the gang is gone. A process that is not blocked
+# has ended by then.
+ABORT_SECONDS = 1.0
+SAVE_POLL_SECONDS = 0.1
 # Not even SIGKILL ends a process that is stuck in the kernel: log it this often and keep trying.
 UNKILLABLE_SECONDS = 30.0
 
@@ -88,6 +94,7 @@ class Workload:
         self._stop_reason = ""
         self._fault: EndReason | None = None
         self._stop = Event()
+        self._abort = Event()
         self._wait_for_server = True
         self._sigterm_sent = False
         self._wakeups: SimpleQueue[None] = SimpleQueue()  # something changed: check again
@@ -96,6 +103,7 @@ class Workload:
         self._steps: list[StepProcess] = []
         self._container: AttemptProcesses | None = None
         self._python: JobPython | None = None
+        self._compiled: Path | None = None  # programs
         self._image: JobContainer | None = None
         self._progress_reader: ProgressReader | None = None
         self._log_shipper: LogShipper | None = None
@@ -123,6 +131,12 @@ class Workload:
         self._stop_reason, self._fault = reason, fault
         self._stop.set()
         self._wakeups.put(None)
+
+    def abort(self) -> None:
+        """After `stop`: kill it unless it is saving a checkpoint, since it can complete no step."""
+        if not self._abort.is_set():
+            self._abort.set()
+            self._wakeups.put(None)
 
     def stop_waiting_for_server(self) -> None:
         """The agent is exiting: uploads no longer wait for an outage to end."""
@@ -225,7 +239,6 @@ class Workload:
             self._python = python_environment.plan(
                 self.assignment,
                 self._context.settings,
-                self.folder.path,
                 self.folder.code,
                 hard_links=not self._containment.isolated,
             )
@@ -237,7 +250,15 @@ class Workload:
                     self.assignment.attempt_id,
                     self._context.base_env.get("PATH"),
                 )
-            shared = [self._python.cache] if self._python is not None else []
+            shared = []
+            if self._python is not None:
+                self._python.begin()
+                shared += [self._python.cache, self._python.folder]
+            if compiled_programs.applies_to(self.assignment):
+                self._compiled = compiled_programs.open_folder(
+                    self.assignment, self._context.settings.work_dir, self._containment
+                )
+                shared.append(self._compiled)
             self._container = self._containment.open(
                 self.folder.path, self.assignment.checkpoint, shared
             )
@@ -275,6 +296,7 @@ class Workload:
                     log.tail(exit_diagnosis.TAIL_LINES, step_start)
                 )
                 return replace(exit, log_line=error or exit.log_line)
+        python.finish()
         lines = log.tail(exit_diagnosis.TAIL_LINES, log_start)
         self.environment = python_environment.report(
             python.source, time.monotonic() - started, lines
@@ -329,6 +351,8 @@ class Workload:
         self._enter(Phase.SETUP if is_setup else Phase.RUNNING)
         stopped = self._wait_for_step(step, log)
         exit = step.exit(during_setup=is_setup)
+        if exit.status != 0 and not stopped:  # what is left of it can complete no step
+            self._abort.set()
         if not is_setup or stopped or exit.status != 0:
             self._end_all()
         pipe.flush()
@@ -384,20 +408,36 @@ class Workload:
         if step.finished:
             return False
         grace = self.assignment.grace.total_seconds()
-        log.note(f"stopping: {self._stop_reason}; SIGTERM now, SIGKILL after {grace:g} s")
+        log.note(
+            f"stopping: {self._stop_reason}; SIGTERM now, SIGKILL after "
+            f"{min(grace, ABORT_SECONDS) if self._abort.is_set() else grace:g} s"
+        )
         self._enter(Phase.STOPPING)
-        deadline = time.monotonic() + grace
         self._request_stop()
-        while not step.finished and (left := deadline - time.monotonic()) > 0:
-            try:
+        began = time.monotonic()
+        while not step.finished and (left := self._grace_left(began)) > 0:
+            with contextlib.suppress(Empty):
                 self._wakeups.get(timeout=left)
-            except Empty:
-                break
-        processes.wait_until_gone(self._processes, deadline - time.monotonic())
+        self._wait_until_gone(began)
         while not step.finished:
             self._kill_all()
             self._wakeups.get()
         return True
+
+    def _wait_until_gone(self, began: float) -> None:
+        while (left := self._grace_left(began)) > 0:
+            if processes.wait_until_gone(self._processes, left):
+                break
+
+    def _grace_left(self, began: float) -> float:
+        """Seconds until SIGKILL, or until it is to be asked again, since it may abort or save."""
+        left = began + self.assignment.grace.total_seconds() - time.monotonic()
+        if not self._abort.is_set():
+            return min(left, ABORT_SECONDS)
+        self.folder.write_stop_file(PEER_GONE_FILE)
+        if self.folder.is_saving():
+            return min(left, SAVE_POLL_SECONDS)
+        return min(left, began + ABORT_SECONDS - time.monotonic())
 
     def _request_stop(self) -> None:
         self._sigterm_sent = True
@@ -410,8 +450,7 @@ class Workload:
         if not processes.wait_until_gone(self._processes, linger):
             if not self._sigterm_sent:
                 self._request_stop()
-                grace = self.assignment.grace.total_seconds()
-                processes.wait_until_gone(self._processes, grace)
+                self._wait_until_gone(time.monotonic())
             self._kill_all()
         if self._image is not None and self._steps:
             self._image.remove(self._context.base_env)
@@ -451,6 +490,8 @@ class Workload:
             attempt_folder=self.folder.path,
             agent_bin_dir="" if python or self._image else self._context.agent_bin_dir,
         )
+        if self._compiled is not None and compiled_programs.DIRECTORY not in environ:
+            environ = compiled_programs.variables(self._compiled) | environ
         return environ if python is None else environ | python.variables(environ)
 
     def _send_log(self, offset: int, data: bytes) -> int:

@@ -80,6 +80,7 @@ class Assignment:
     chips: int  # on this host
     accelerator: str
     stop: EndReason | None = None  # set: stop the workload gracefully
+    abort: bool = False  # it can complete no step: give it time only for a save that has begun
     python: str | None = None  # of the job's environment; see JobSpec
     dependencies: tuple[str, ...] | None = None
     image: str | None = None

@@ -50,6 +50,8 @@ class Attempt:
     clock_step: timedelta = timedelta(0)  # by which the clock was set forward while it ran
     stopping_at: datetime | None = None
     stop_reason: EndReason | None = None  # why it was stopped; None: a process ended first
+    # While it stops: a process is gone or hangs, so the others can complete no step.
+    aborted: bool = False
     ended_at: datetime | None = None
     end_reason: EndReason | None = None  # None while it is live
     message: str = ""  # the verdict: exit status, host and log line

@@ -170,13 +170,14 @@ SIGNATURES: tuple[Signature, ...] = tuple(
     )
 )
 
-# Lines that look like errors and are harmless.
+# Lines that look like errors, or are the last ones, and say nothing about the end.
 BENIGN: tuple[re.Pattern[str], ...] = tuple(
     re.compile(pattern)
     for pattern in (
         r"MessageFactory.*GetPrototype",
         r"ERROR: pip's dependency",
         r"lead to an error eventually; if no error is raised",
+        r"^\[Gloo\] Rank \d+ is connected to ",
         r"Failed to disconnect from coordination service",  # at shutdown, after the cause
     )
 )
@@ -189,11 +190,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     line: str
 
 
+def is_benign(line: str) -> bool:
+    return any(benign.search(line) for benign in BENIGN)
+
+
 def find_evidence(lines: Iterable[str]) -> Evidence | None:
     """The most specific reason that the lines point to; None without a known signature."""
-    relevant = relevant_lines(
-        [line for line in lines if not any(benign.search(line) for benign in BENIGN)]
-    )
+    relevant = relevant_lines([line for line in lines if not is_benign(line)])
     for signature in SIGNATURES:
         for line in relevant:
             if signature.pattern.search(line):

@@ -15,7 +15,7 @@ from datetime import datetime
 import msgspec
 
 from tpufleet.model.events import Event
-from tpufleet.model.fleet.hosts import Host, Phase, Progress
+from tpufleet.model.fleet.hosts import Exit, Host, Phase, Progress
 from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlice, source_text
 from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.job.end_reasons import END_REASONS, EndReason
@@ -27,6 +27,7 @@ from tpufleet.policy.recovery import liveness, retries, verdicts
 from tpufleet.policy.recovery.retries import RETRY_BACKOFF, RetryAction, RetryDecision
 
 USABLE_STATES = frozenset({SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY})
+_LOST_UNNOTICED = frozenset({LossReason.HOST_LOST, LossReason.OUT_OF_MEMORY, LossReason.VANISHED})
 _END_STATES = {
     RetryAction.SUCCEED: JobState.SUCCEEDED,
     RetryAction.FAIL: JobState.FAILED,
@@ -178,6 +179,8 @@ def follow_attempt(view: JobView, attempt: Attempt, now: datetime) -> Step:
     if attempt.state is not AttemptState.STOPPING:
         attempt = _check_attempt(view, attempt, result, now)
     if attempt.state is AttemptState.STOPPING:
+        if not attempt.aborted and _is_incomplete(view, attempt):
+            result.attempt = attempt = replace(attempt, aborted=True)
         _finish_stopping(view, attempt, result, now)
     return result
 
@@ -258,13 +261,13 @@ def _stop_reason(
         if tpu_slice is None or tpu_slice.state is not SliceState.READY:
             reason = _loss_end_reason(tpu_slice)
             return reason, f"slice {slice_id} {verdicts.LOSS_DESCRIPTIONS[reason]}; recovering"
+    if (failure := verdicts.first_failure(attempt, view.hosts_of(attempt))) is not None:
+        others = "; stopping the other hosts" if len(view.hosts_of(attempt)) > 1 else ""
+        return None, f"{verdicts.describe_exit(*failure)}{others}"
     for host in view.hosts_of(attempt):
         if host.attempt_id != attempt.id:
             continue
         if host.phase is Phase.EXITED and host.exit and not host.exit.clean:
-            if not host.exit.stopped_by_agent:
-                others = "; stopping the other hosts" if len(view.hosts_of(attempt)) > 1 else ""
-                return None, f"{verdicts.describe_exit(host, host.exit)}{others}"
             return None, f"host {host.index} of {host.slice_id} stopped its process"
         if host.phase is Phase.IDLE:
             return None, f"agent restarted on host {host.index} of {host.slice_id}"
@@ -274,6 +277,28 @@ def _stop_reason(
     if _is_due(liveness.hung_at(job, attempts, view.progress, view.present_since), now):
         return EndReason.HUNG, f"no progress for {job.spec.hung_after}; stopping"
     return None, ""
+
+
+def _is_incomplete(view: JobView, attempt: Attempt) -> bool:
+    """A process is gone without having been stopped, or hangs. The others may be blocked in a
+    collective with it, where no signal reaches them, and can complete no step. A host that got a
+    notice still runs."""
+    if attempt.stop_reason is EndReason.HUNG or set(attempt.slices) - view.slices.keys():
+        return True
+    return any(
+        tpu_slice.fenced or tpu_slice.loss in _LOST_UNNOTICED
+        for tpu_slice in view.slices_of(attempt)
+    ) or any(
+        host.phase is Phase.IDLE or (host.exit is not None and _is_missing(host.exit))
+        for host in view.hosts_of(attempt)
+        if host.attempt_id == attempt.id
+    )
+
+
+def _is_missing(exit: Exit) -> bool:
+    """It ended too early, or never ran; not when it was stopped and could save."""
+    never_ran = exit.status is None and exit.signal is None
+    return never_ran or not (exit.clean or exit.stopped_by_agent)
 
 
 def _release_unresponsive_slices(

@@ -139,9 +139,11 @@ def _failed_early(attempt: Attempt) -> bool:
 
 
 def _delay(ended: Attempt, history: Sequence[Attempt]) -> timedelta:
-    if ended.end_reason in _HARDWARE_LOST:
+    """None after the first failure of a program that ran: most often it does not come again."""
+    stuck = attempts_without_progress(history)
+    if ended.end_reason in _HARDWARE_LOST or (ended.running_at is not None and stuck <= 1):
         return timedelta(0)
-    return RETRY_BACKOFF.delay(attempts_without_progress(history), key=ended.id)
+    return RETRY_BACKOFF.delay(stuck, key=ended.id)
 
 
 def _fail(ended: Attempt, explanation: str, advice: str) -> RetryDecision:

@@ -69,22 +69,39 @@ def judge(attempt: Attempt, slices: Sequence[TpuSlice], hosts: Sequence[Host]) -
     stopped = Verdict(reason=asked, message=END_REASONS[asked].description) if asked else None
     if stopped and asked in _DECIDED_BY_CONTROLLER:
         return stopped
-    failures = sorted(
-        ((host, exit) for host, exit in own_exits if not exit.clean),
-        key=lambda pair: (pair[1].at, pair[0].slice_id, pair[0].index),
-    )
-    loss = _earliest_loss(attempt, slices)
-    own_failures = [pair for pair in failures if _is_own_failure(pair[1])]
-    if loss and not (own_failures and own_failures[0][1].at < loss[0] - LOSS_DETECTION_DELAY):
+    loss, first = _earliest_loss(attempt, slices), first_failure(attempt, hosts)
+    own_failure = first[1] if first and _is_own_failure(first[1]) else None
+    if loss and not (own_failure and own_failure.at < loss[0] - LOSS_DETECTION_DELAY):
         return Verdict(reason=loss[1], message=loss[2])
-    suspects = own_failures or [pair for pair in failures if _is_external(pair[1])] or failures
-    if suspects:
-        host, exit = suspects[0]
+    if first:
+        host, exit = first
         return Verdict(
             reason=cause_of(exit), message=describe_exit(host, exit), failed_host=host.id
         )
     return stopped or Verdict(
         reason=EndReason.HOST_LOST, message="an agent restarted and its processes are gone"
+    )
+
+
+def first_failure(attempt: Attempt, hosts: Sequence[Host]) -> tuple[Host, Exit] | None:
+    """The first process that failed by itself, else the first that was killed, else the first that
+    lost a connection."""
+    failures = [
+        (host, host.exit)
+        for host in hosts
+        if host.attempt_id == attempt.id
+        and host.phase is Phase.EXITED
+        and host.exit
+        and not (host.exit.clean or host.exit.stopped_by_agent)
+    ]
+    return min(
+        failures,
+        key=lambda pair: (
+            not _is_own_failure(pair[1]),
+            not _is_external(pair[1]),
+            *(pair[1].at, pair[0].slice_id, pair[0].index),
+        ),
+        default=None,
     )
 
 

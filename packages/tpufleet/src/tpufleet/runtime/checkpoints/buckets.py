@@ -31,6 +31,7 @@ from tpufleet.runtime.checkpoints.types import (
     may_prune,
     new_marker,
     read_marker,
+    saving,
     wait_for,
 )
 from tpufleet.runtime.gcs import Bucket, ObjectInfo
@@ -101,10 +102,12 @@ class BucketCheckpoints:
     ) -> Checkpoint:
         marker = self._own_marker(step)
         if marker is None:
-            self._write_part(step, writer)
-            deadline = time.monotonic() + wait
-            if self._process_id == 0:
-                self._commit(step, deadline)
+            with saving():
+                self._write_part(step, writer)
+                deadline = time.monotonic() + wait
+                if self._process_id == 0:
+                    self._commit(step, deadline)
+                    progress_file.report_checkpoint(step)
             what = f"the commit of step {step} in {self._bucket.url}"
             marker = wait_for(lambda: self._own_marker(step), deadline, _POLL_SECONDS, what)
         progress_file.report_checkpoint(step)

@@ -25,6 +25,7 @@ from tpufleet.runtime.checkpoints.types import (
     may_prune,
     new_marker,
     read_marker,
+    saving,
     wait_for,
 )
 
@@ -57,11 +58,14 @@ class FolderCheckpoints:
         final = self._folder / f"step_{step:08d}"
         if not self._is_ours(final):
             unfinished = self._folder / f".saving-{self._writer}-step_{step:08d}"
-            self._write_part(unfinished, writer)
-            deadline = time.monotonic() + wait
-            if self._process_id == 0:
-                self._commit(step, unfinished, final, deadline)
-            else:
+            # A part that is written needs its process no more; process 0 commits.
+            with saving():
+                self._write_part(unfinished, writer)
+                deadline = time.monotonic() + wait
+                if self._process_id == 0:
+                    self._commit(step, unfinished, final, deadline)
+                    progress_file.report_checkpoint(step)
+            if self._process_id != 0:
                 what = f"the commit of step {step} in {self._folder}"
                 wait_for(lambda: self._is_ours(final) or None, deadline, _POLL_SECONDS, what)
         progress_file.report_checkpoint(step)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tpufleet.errors import BadInput, FleetError, Temporary
+from tpufleet.runtime.context import context
 
 T = TypeVar("T")
 
 MARKER = "COMPLETE"
 MAX_STEP = 2**53  # as of reported progress; larger numbers in names are no steps
 PARTS_TIMEOUT_SECONDS = 600.0  # how long one process waits for the parts of the others
+SURVIVORS_SECONDS = 5.0  # the same once one of them is gone; processes write at the same time
 
 
 class CheckpointIncomplete(FleetError, Temporary):
@@ -33,9 +38,35 @@ class Checkpoint:
         return self.folder / f"part_{process_id}"
 
 
+@contextlib.contextmanager
+def saving() -> Iterator[None]:
+    """Tells the agent that this process must not be killed before its end, if it is stopped because
+    another one is gone."""
+    run_dir = context().run_dir
+    if run_dir is None:
+        yield
+        return
+    marker = run_dir / f"saving.{os.getpid()}.{threading.get_ident()}"
+    with contextlib.suppress(OSError):  # a full disk must not end the program
+        marker.touch()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            marker.unlink()
+
+
+def _peer_is_gone() -> bool:
+    run_dir = context().run_dir
+    return run_dir is not None and (run_dir / "peer-gone").exists()
+
+
 def wait_for(poll: Callable[[], T | None], deadline: float, every: float, what: str) -> T:
-    """The first result that is not None. Raises CheckpointIncomplete after the deadline."""
+    """The first result that is not None. Raises CheckpointIncomplete after the deadline, or soon
+    when another process is gone, which may have been before it wrote its part."""
     while (result := poll()) is None:
+        if _peer_is_gone():
+            deadline = min(deadline, time.monotonic() + SURVIVORS_SECONDS)
         if time.monotonic() > deadline:
             raise CheckpointIncomplete(f"timed out waiting for {what}")
         time.sleep(every)

@@ -15,6 +15,7 @@ from tpufleet.stores.base import Store, StoredObject
 
 FILES = ("logs", "results")
 CHECKPOINTS = ("checkpoints",)
+_COMPILED = "compiled"  # programs, which simulated hosts keep as long as the checkpoints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,8 @@ class JobFiles:
     def _paths(self, job_id: JobId, kinds: Sequence[str]) -> Iterator[Path]:
         for kind in kinds:
             yield self.state / kind / identifiers.parse_job_id(job_id)
+            if kind in CHECKPOINTS:
+                yield self.state / _COMPILED / identifiers.parse_job_id(job_id)
 
     def _chunks(self, job_id: JobId) -> list[StoredObject]:
         if self.store is None:

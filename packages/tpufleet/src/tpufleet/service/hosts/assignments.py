@@ -101,6 +101,7 @@ class Assignments:
             chips=kind.chips_per_host,
             accelerator=kind.name,
             stop=_stop(attempt),
+            abort=attempt.aborted,
             python=job.spec.python,
             dependencies=job.spec.dependencies,
             image=job.spec.image,

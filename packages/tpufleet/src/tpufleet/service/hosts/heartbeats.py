@@ -17,6 +17,7 @@ from tpufleet.model.fleet.hosts import (
     Host,
     HostId,
     HostLiveness,
+    Phase,
     ProgressPoint,
 )
 from tpufleet.model.fleet.server_status import SERVERS_PREFIX
@@ -48,6 +49,8 @@ _GATHER_SECONDS = 0.02
 # How often hosts are counted: more often than they report, since all rows are read.
 _COUNT_INTERVAL = timedelta(seconds=5)
 _COUNTS_PER_INTERVAL = 10
+# In a small fleet. In a large one waiting hosts report no more often than the others.
+_WAITING_INTERVAL = timedelta(seconds=0.2)
 _MAX_REMEMBERED = 100_000
 _MAX_PROGRESS_AGE = timedelta(days=365)
 
@@ -115,6 +118,7 @@ class Heartbeats:
         self._changes: list[tuple[InboxMessage, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._interval = min_interval
+        self._waiting_interval = min_interval  # of hosts that wait for an attempt
         self._counted_at: datetime | None = None
         self._counting: asyncio.Task[None] | None = None  # kept, so that it is not collected
 
@@ -147,7 +151,10 @@ class Heartbeats:
             assignment = self._assignments.with_token(assignment)
         elif assignment is not None and assignment.secrets:
             assignment = replace(assignment, secrets={})  # this agent already has them
-        return self._reply(assignment, release=tpu_slice.state is SliceState.RELEASING)
+        waits = heartbeat.phase is Phase.EXITED or (
+            assignment is None and tpu_slice.job_id is not None
+        )
+        return self._reply(assignment, release=tpu_slice.state is SliceState.RELEASING, waits=waits)
 
     async def flush(self) -> None:
         """Write the liveness and the metrics gathered since the last flush."""
@@ -234,7 +241,9 @@ class Heartbeats:
 
     async def _count_hosts(self, now: datetime) -> None:
         try:
-            self._interval = await HEARTBEATS.run(self._find_interval, now)
+            interval = await HEARTBEATS.run(self._find_interval, now)
+            self._interval = max(self._min_interval, interval)
+            self._waiting_interval = max(min(_WAITING_INTERVAL, self._min_interval), interval)
         except Exception as error:
             log_failure(logger, "count the hosts", error)
 
@@ -242,12 +251,15 @@ class Heartbeats:
         hosts = self._store.count_seen_hosts(now - _COUNT_WINDOW)
         announced = [each.at for each in self._store.objects(SERVERS_PREFIX)]
         servers = liveness.count_servers(announced, self._store.time() or now)
-        return max(self._min_interval, liveness.heartbeat_interval(hosts, servers))
+        return liveness.heartbeat_interval(hosts, servers)
 
-    def _reply(self, assignment: Assignment | None, *, release: bool) -> HeartbeatReply:
+    def _reply(
+        self, assignment: Assignment | None, *, release: bool, waits: bool = False
+    ) -> HeartbeatReply:
+        """`waits`: for an attempt, which is to begin at once."""
         return HeartbeatReply(
             assignment=assignment,
-            next_heartbeat=self._interval,
+            next_heartbeat=self._waiting_interval if waits else self._interval,
             lease=liveness.AGENT_LEASE,
             release=release,
         )

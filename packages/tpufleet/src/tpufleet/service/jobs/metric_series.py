@@ -7,6 +7,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
+
+from msgspec.structs import replace
 
 from tpufleet.model.api_types import MetricSeries
 from tpufleet.model.fleet.agent_protocol import Assignment
@@ -132,12 +135,48 @@ class MetricRecorder:
 
 
 def series(store: Store, job: Job) -> MetricSeries:
-    points = store.metric_points(job.id)
-    last = [point for attempt in store.attempts(job.id) if (point := _last_point(attempt))]
+    points, attempts = store.metric_points(job.id), store.attempts(job.id)
+    last = [point for attempt in attempts if (point := _last_point(attempt))]
     points += [point for point in last if not _is_recorded(point, points)]
+    points.sort(key=lambda each: each.at)
     return MetricSeries(
-        job_id=job.id, name=job.spec.name, points=tuple(sorted(points, key=lambda each: each.at))
+        job_id=job.id, name=job.spec.name, points=tuple(each_step_once(points, attempts))
     )
+
+
+def each_step_once(points: Sequence[MetricPoint], attempts: Sequence[Attempt]) -> list[MetricPoint]:
+    """An attempt that starts from a checkpoint repeats steps: its own points replace those that
+    earlier attempts left of them. Points are in order of time, and stay so."""
+    kept: list[MetricPoint] = []
+    starts = [attempt.created_at for attempt in attempts[1:]]
+    for start, end in pairwise([None, *starts, None]):
+        of_attempt = [
+            point
+            for point in points
+            if (start is None or point.at >= start) and (end is None or point.at < end)
+        ]
+        first = next((point.step for point in of_attempt if point.step is not None), None)
+        if first is not None:
+            kept = _without_repeated(kept, first)
+        for point in of_attempt:
+            if kept and point.step is not None and kept[-1].step == point.step:
+                point = replace(point, values=kept.pop().values | point.values)
+            kept.append(point)
+    return kept
+
+
+def _without_repeated(points: list[MetricPoint], first: int) -> list[MetricPoint]:
+    """Back to this step, but not across a step that is larger than the next one: such a program
+    counts anew in each epoch."""
+    cut, newest = len(points), None
+    for index in reversed(range(len(points))):
+        step = points[index].step
+        if step is None:
+            continue
+        if step < first or (newest is not None and step > newest):
+            break
+        cut, newest = index, step
+    return points[:cut] + [point for point in points[cut:] if point.step is None]
 
 
 def _is_recorded(last: MetricPoint, points: Sequence[MetricPoint]) -> bool:

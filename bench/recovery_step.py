@@ -1,0 +1,208 @@
+"""From a fault to the next step beyond the last completed one, on simulated slices.
+
+A real server with real agents runs real JAX processes. Each round waits until the job has made
+steps, injects one fault, and waits for the step after the last one. Its parts are told apart by
+what the server recorded and by what the processes wrote down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import servers
+from reporting import Measure, report, run_benchmark
+from tpufleet.client.fleet import FleetClient, new_job, new_job_id
+from tpufleet.model.api_types import JobDetail
+from tpufleet.model.job.job_file import parse_job
+
+T = TypeVar("T")
+PROGRAM = Path(__file__).with_name("recovery_step_program.py")
+PATIENCE = 240.0
+HUNG_AFTER = 30.0  # longer than the import of JAX in all processes at once
+BY_PROGRAM = {"process crash": "crash", "out of memory": "memory", "hang": "hang"}
+BY_PROVIDER = {
+    "host killed": "kill-host",
+    "preempted with notice": "preempt-notice",
+    "preempted without notice": "preempt",
+    "one slice of two lost": "preempt",
+}
+KINDS = (*BY_PROGRAM, *BY_PROVIDER)
+# Seconds; of what is no longer than the fault that it follows.
+GOALS = {
+    "process crash": 3.0,
+    "preempted with notice": 3.0,
+    "preempted without notice": 4.0,
+    "one slice of two lost": 5.0,
+}
+PARTS = ("detect", "stop", "slice", "start", "import", "join", "restore", "compile", "redo")
+
+
+class Trace:
+    """What the processes of the job wrote down: (moment, what, step, attempt)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def notes(self, process: int | None = None) -> list[tuple[float, str, int, int]]:
+        names = "*.log" if process is None else f"{process}.log"
+        lines = [line for path in self.folder.glob(names) for line in path.read_text().splitlines()]
+        split = [line.split() for line in lines]
+        return [(float(at), what, int(step), int(number)) for at, what, step, number in split]
+
+    def steps(self) -> list[tuple[float, int, int]]:
+        return [(at, step, number) for at, what, step, number in self.notes(0) if what == "step"]
+
+    def fault(self) -> float | None:
+        return max((at for at, what, _, _ in self.notes() if what == "fault"), default=None)
+
+
+def until(what: str, condition: Callable[[], T | None]) -> T:
+    deadline = time.monotonic() + PATIENCE
+    while (result := condition()) is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{what}: not reached in {PATIENCE:g} s")
+        time.sleep(0.02)
+    return result
+
+
+@contextlib.contextmanager
+def running_job(
+    client: FleetClient, kind: str, folder: Path, accelerator: str, grace: int
+) -> Iterator[tuple[str, Trace]]:
+    folder.mkdir()
+    document = {
+        "command": [sys.executable, str(PROGRAM)],
+        "accelerator": accelerator,
+        "slices": 2 if kind == "one slice of two lost" else 1,
+        "grace": f"{grace}s",
+        "hung_after": f"{HUNG_AFTER:g}s",
+        "crash_loop": 1000,
+        "retries": {"failure": 1000, "memory": 1000, "hang": 1000},
+        "env": {"TRACE": str(folder), "STEP_SECONDS": "0.2", "SAVE_EVERY": "10"},
+    }
+    job = client.submit([new_job(document, parse_job(document), new_job_id(), None)])[0].id
+    try:
+        yield job, Trace(folder)
+    finally:
+        client.cancel(job)
+        until("the end of the job", lambda: client.job(job).row.ended_at)
+
+
+def inject(client: FleetClient, job: str, kind: str, trace: Trace) -> float:
+    if kind in BY_PROGRAM:
+        before = trace.fault()
+        (trace.folder / "fault.new").write_text(BY_PROGRAM[kind])
+        (trace.folder / "fault.new").replace(trace.folder / "fault")
+        return until("the fault", lambda: at if (at := trace.fault()) != before else None)
+    slices = client.job(job).attempts[-1].slices
+    at = time.time()
+    host = 0 if kind == "host killed" else None
+    client.inject_fault(slices[-1], BY_PROVIDER[kind], host)
+    return at
+
+
+def one_round(client: FleetClient, job: str, kind: str, trace: Trace) -> dict[str, float]:
+    """Seconds, by part; `total` is from the fault to the next step."""
+    number = client.job(job).attempts[-1].number
+
+    def has_run() -> bool | None:
+        """A few steps beyond a checkpoint, not always as many."""
+        done = [step for _, step, attempt in trace.steps() if attempt == number]
+        return True if len(done) >= 13 else None
+
+    until("steps of the job", has_run)
+    at = inject(client, job, kind, trace)
+
+    def next_step() -> tuple[float, int] | None:
+        steps = trace.steps()
+        last = max(step for _, step, attempt in steps if attempt == number)
+        later = [
+            (when, attempt) for when, step, attempt in steps if attempt > number and step > last
+        ]
+        return min(later) if later else None
+
+    ended, attempt = until(f"the step after {kind}", next_step)
+    return parts(client.job(job), trace, number, attempt, at, ended)
+
+
+def parts(
+    job: JobDetail, trace: Trace, before: int, after: int, fault: float, ended: float
+) -> dict[str, float]:
+    last, new = job.attempts[before], job.attempts[after]
+    assert last.stopping_at and last.ended_at
+
+    def when(what: str) -> float:
+        """When the slowest process got there."""
+        return max(at for at, name, _, attempt in trace.notes() if (name, attempt) == (what, after))
+
+    first = min(at for at, _, attempt in trace.steps() if attempt == after)
+    moments = [
+        fault,
+        last.stopping_at.timestamp(),
+        last.ended_at.timestamp(),
+        new.created_at.timestamp(),
+        *(when(what) for what in ("started", "imported", "joined", "restored")),
+        first,
+        ended,
+    ]
+    programs = max(
+        count for _, what, count, attempt in trace.notes() if (what, attempt) == ("compiled", after)
+    )
+    taken = [later - earlier for earlier, later in itertools.pairwise(moments)]
+    own = {"total": ended - fault, "compiled": float(programs)}
+    return dict(zip(PARTS, taken, strict=True)) | own
+
+
+def measure(kinds: list[str], rounds: int, accelerator: str, grace: int) -> dict[str, list[dict]]:
+    taken: dict[str, list[dict]] = {}
+    with (
+        servers.state_folder() as home,
+        servers.plain_server(home / "state") as server,
+        FleetClient(server.url, server.token) as client,
+    ):
+        for number, kind in enumerate(kinds):
+            folder = home / f"trace-{number}"
+            with running_job(client, kind, folder, accelerator, grace) as (job, trace):
+                until("an attempt", lambda job=job: client.job(job).attempts or None)
+                taken[kind] = [one_round(client, job, kind, trace) for _ in range(rounds)]
+            print_parts(kind, taken[kind])
+    return taken
+
+
+def print_parts(kind: str, rounds: list[dict[str, float]]) -> None:
+    medians = {part: statistics.median(each[part] for each in rounds) for part in PARTS}
+    compiled = max(each["compiled"] for each in rounds)
+    line = ", ".join(f"{part} {medians[part]:.2f}" for part in PARTS)
+    print(f"{kind}: {line}; at most {compiled:g} programs compiled", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", choices=KINDS, action="append", help="default: all of them")
+    parser.add_argument("--rounds", type=int, default=10, help="faults of each kind")
+    parser.add_argument("--accelerator", default="v5e-16", help="type of each slice")
+    parser.add_argument("--grace", type=int, default=20, help="of the job, in seconds")
+    options = parser.parse_args()
+    kinds = options.kind or list(KINDS)
+    taken = measure(kinds, options.rounds, options.accelerator, options.grace)
+    measures = []
+    for kind, rounds in taken.items():
+        totals = sorted(each["total"] for each in rounds)
+        median, worst = statistics.median(totals), totals[len(totals) * 99 // 100]
+        measures.append(
+            Measure(name=f"{kind}, median", ours=median, unit="s", goal=GOALS.get(kind))
+        )
+        measures.append(Measure(name=f"{kind}, p99", ours=worst, unit="s"))
+    report("recovery_step", measures, rounds=options.rounds, grace_s=options.grace, parts=taken)
+
+
+if __name__ == "__main__":
+    run_benchmark(main)

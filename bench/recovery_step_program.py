@@ -1,0 +1,96 @@
+"""The job of `recovery_step.py`: steps across processes, with the time of everything it does.
+
+It writes one line `moment what step attempt` to its file in TRACE, and fails in the way that the
+file TRACE/fault asks for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+BEGAN = time.time()
+TRACE = Path(os.environ["TRACE"])
+PAUSE, SAVE_EVERY = float(os.environ["STEP_SECONDS"]), int(os.environ["SAVE_EVERY"])
+ATTEMPT, PROCESS = os.environ["TPUFLEET_ATTEMPT"], os.environ["TPUFLEET_PROCESS_ID"]
+
+
+def note(what: str, step: int = 0, at: float | None = None) -> None:
+    with (TRACE / f"{PROCESS}.log").open("a") as file:
+        file.write(f"{time.time() if at is None else at} {what} {step} {ATTEMPT}\n")
+
+
+def fail_if_asked(step: int) -> None:
+    """The last process, once."""
+    fault = TRACE / "fault"
+    if int(PROCESS) != int(os.environ["TPUFLEET_NUM_PROCESSES"]) - 1 or not fault.exists():
+        return
+    kind = fault.read_text()
+    fault.unlink()
+    note("fault", step)
+    if kind == "crash":
+        os._exit(1)
+    if kind == "memory":
+        print("MemoryError", file=sys.stderr, flush=True)
+        os._exit(1)
+    while True:  # hang
+        time.sleep(60)
+
+
+def main() -> None:
+    import jax
+    import jax.monitoring
+    import jax.numpy as jnp
+    import numpy
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from tpufleet import runtime
+
+    note("started", at=BEGAN)
+    note("imported")
+    compiled = []
+
+    def count(event: str, **_: object) -> None:
+        if event == "/jax/compilation_cache/compile_requests_use_cache":
+            compiled.append(1)
+        elif event == "/jax/compilation_cache/cache_hits":
+            compiled.pop()
+
+    jax.monitoring.register_event_listener(count)
+    here = runtime.initialize()
+    note("joined")
+    step, newest = 0, runtime.checkpoints.latest()
+    if newest is not None:
+        step = int((newest.part(here.process_id) / "step").read_text())
+    note("restored", step)
+    rows = NamedSharding(Mesh(numpy.array(jax.devices()), ("chip",)), PartitionSpec("chip"))
+    x = jax.make_array_from_callback(
+        (jax.device_count(),), rows, lambda index: numpy.ones(jax.device_count())[index]
+    )
+    train = jax.jit(lambda x, y: (jnp.sin(x) * y).sum())
+    while True:
+        began = time.monotonic()
+        fail_if_asked(step)
+        float(train(x, numpy.float32(step)))
+        step += 1
+        note("step", step)
+        note("compiled", len(compiled))
+        runtime.progress(step)
+        stop = runtime.should_stop_together()
+        if stop or step % SAVE_EVERY == 0:
+            save(step)
+        if stop:
+            sys.exit("asked to stop")
+        time.sleep(max(0.0, began + PAUSE - time.monotonic()))
+
+
+def save(step: int) -> None:
+    from tpufleet import runtime
+
+    runtime.checkpoints.save(step, lambda folder: (folder / "step").write_text(str(step)) and None)
+    runtime.checkpoints.prune(keep=3)
+
+
+main()
