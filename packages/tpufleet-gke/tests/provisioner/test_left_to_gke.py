@@ -38,7 +38,7 @@ COVERS = {
     "not labels without a taint": (COVERED, {"node_selector": {"team": "blue"}}, False),
     "labels with a taint": (
         COVERED,
-        {"node_selector": {"team": "blue"}, "tolerations": [{"key": "team"}]},
+        {"node_selector": {"team": "blue"}, "tolerations": [{"key": "team", "value": "blue"}]},
         True,
     ),
 }

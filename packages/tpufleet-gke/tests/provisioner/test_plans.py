@@ -185,10 +185,13 @@ def test_a_third_pool_is_created_only_while_others_use_both():
 
 
 def test_a_pool_that_no_longer_matches_its_pods_is_replaced():
-    spot = pool_spec(node_selector={label_keys.SPOT: "true"})
+    spot = pool_spec(
+        node_selector={label_keys.SPOT: "true"},
+        tolerations=[{"key": label_keys.SPOT, "operator": "Exists"}],
+    )
     result = plan([pool()], [demand(spot)])
     assert [one.reason for one in result.deletes] == [
-        "its pods now require spot capacity, not on-demand"
+        f"its pods now require the label {label_keys.SPOT}=true"
     ]
     assert result.creates == ()
     assert plan([], [demand(spot)]).creates[0].location.capacity is PoolCapacity.SPOT

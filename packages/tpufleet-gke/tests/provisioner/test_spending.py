@@ -35,15 +35,14 @@ IMPOSSIBLE = {
     "500 CPUs": (requests(cpu="500"), "cpu"),
     # GKE reserves some of each node.
     "all memory of the machine": (requests(memory="192Gi"), "memory; a node of ct5lp-hightpu-4t"),
+    "a label of GKE's that no node has": (
+        {"node_selector": {"cloud.google.com/gke-sandbox": "true"}}, "gke-sandbox=true",
+    ),
     "all CPUs of the machine": (requests(cpu="112"), "cpu; a node of ct5lp-hightpu-4t has 111"),
-}
+}  # fmt: skip
 LEFT_TO_GKE = {"node_selector": {label_keys.COMPUTE_CLASS: "tpus"}}
 # Known only to the scheduler, once there are nodes.
 MISFITS = {
-    "a label of GKE's that no node has": (
-        {"node_selector": {"cloud.google.com/gke-sandbox": "true"}},
-        "didn't match Pod's node affinity",
-    ),
     "another extended resource": (
         requests(**{"example.com/nic": "1"}),
         "Insufficient example.com/nic",

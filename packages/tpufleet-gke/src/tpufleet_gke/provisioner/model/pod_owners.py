@@ -145,12 +145,13 @@ def owner_from_labels(labels: Mapping[str, str]) -> tuple[str, str] | None:
     name = labels.get(label_keys.OWNER_NAME)
     if name:
         return labels.get(label_keys.OWNER_NAMESPACE) or label_keys.LEGACY_NAMESPACE, name
-    legacy = labels.get(label_keys.LEGACY_OWNER)
-    if legacy:
-        return label_keys.LEGACY_NAMESPACE, legacy
     kind, name = labels.get(label_keys.PARENT_KIND, ""), labels.get(label_keys.PARENT_NAME)
     if name and kind in KINDS and labels.get(label_keys.OWNER_UID):
         return labels.get(label_keys.PARENT_NAMESPACE, ""), f"{kind}/{name}"
+    # Last: the key is in no reserved domain, so that any pod may select it.
+    legacy = labels.get(label_keys.LEGACY_OWNER)
+    if legacy:
+        return label_keys.LEGACY_NAMESPACE, legacy
     return None
 
 

@@ -144,7 +144,6 @@ def _is_over(pool: ObservedPool, owner: OwnerStatus | None) -> bool:
 def _is_same_kind(pool: ObservedPool, spec: PoolSpec) -> bool:
     """In all but the labels, which are changed. Only within a namespace: the nodes may have a
     service account and images that another team must not get."""
-    any_labels = replace(spec, needs=replace(spec.needs, labels={}))
     account = spec.node_config.get("serviceAccount") or DEFAULT_SERVICE_ACCOUNT
     networks = spec.pool_config.get("networkConfig", {}).get("additionalNodeNetworkConfigs", [])
     wanted = spec.node_config["labels"]
@@ -152,7 +151,7 @@ def _is_same_kind(pool: ObservedPool, spec: PoolSpec) -> bool:
         pool.owner is not None
         and pool.owner[0] == spec.namespace
         and pool.location in spec.locations
-        and not pool_needs.unmet_need(pool, any_labels)
+        and not pool_needs.unmet_config(pool, spec)
         and (pool.service_account or DEFAULT_SERVICE_ACCOUNT) == account
         and pool_needs.same_networks(pool.networks, [NodeNetwork(**each) for each in networks])
         and all(pool.labels.get(key) == wanted.get(key) for key in COPIED_SELECTORS)
