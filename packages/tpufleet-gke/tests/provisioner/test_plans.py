@@ -24,7 +24,7 @@ from tpufleet_gke.provisioner.model.cluster_state import (
 )
 from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation
 from tpufleet_gke.provisioner.planning import budgets, planner
-from tpufleet_gke.provisioner.planning.request_backoff import RequestBackoff
+from tpufleet_gke.provisioner.planning.request_backoff import PoolKind, RequestBackoff
 from tpufleet_gke.provisioner.settings import Limit
 
 OWNER = ("default", "train")
@@ -397,10 +397,10 @@ def test_under_a_budget_the_longest_waiting_pod_is_served_first():
 
 def out_of_stock(*locations):
     backoff = RequestBackoff()
-    shape = pool_spec().shape
+    kind = PoolKind.of_spec(pool_spec())
     for location in locations:
         failure = PoolFailure(FailureCause.OUT_OF_STOCK, "none left")
-        backoff.record_location_failure(location, shape.machine_type, shape.nodes, failure, NOW)
+        backoff.record_location_failure(location, kind, failure, NOW)
     return backoff
 
 
@@ -434,6 +434,17 @@ def test_when_every_zone_is_out_of_stock_the_pod_waits_for_a_retry():
         now=result.recheck_at,
     )
     assert len(later.creates) == 1
+
+
+def test_a_tenant_is_told_of_a_shortage_but_not_whom_it_hit():
+    backoff, spec = RequestBackoff(), pool_spec(namespace="other")
+    failure = PoolFailure(FailureCause.OUT_OF_STOCK, "none for secret-job", "gke-c-secret-job-1f")
+    kind = PoolKind.of_spec(pool_spec(namespace="secret"))
+    backoff.record_location_failure(spec.locations[0], kind, failure, NOW)
+    owners = {("other", "train"): OwnerStatus(uid="uid-other-train")}
+    (waiting,) = plan(demands=[demand(spec)], owners=owners, backoff=backoff).waiting
+    assert waiting.report and "no capacity for another request" in waiting.reason
+    assert "secret" not in waiting.reason + waiting.detail
 
 
 def test_backoff_does_not_apply_to_other_sizes():

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner.harness import ProvisionerHarness
+from tpufleet.clocks import ManualClock
 from tpufleet_gke.provisioner.model import label_keys
 
 ZONE = "us-central1-a"
@@ -70,6 +71,31 @@ def test_a_pool_that_its_pod_does_not_fit_is_deleted_and_not_bought_again(harnes
     assert reason in harness.events.messages("NodePoolCreationFailed")[-1]
     harness.reconcile(24 * 12, every=5 * MINUTE)
     assert len(harness.gke.created) <= 6
+
+
+def test_a_restart_does_not_forget_that_a_pod_fits_no_pool(harness):
+    harness.submit(**MISFITS["another extended resource"][0])
+    harness.advance(15 * MINUTE)
+    assert len(harness.gke.created) == 1 and harness.states() == {}
+    for _ in range(4):
+        harness.restart()
+        harness.advance(5 * MINUTE)
+    assert len(harness.gke.created) == 1
+
+
+@pytest.mark.parametrize("step", [20 * MINUTE, -20 * MINUTE], ids=["forwards", "backwards"])
+def test_a_step_of_the_clock_ends_no_timer(harness, step):
+    """A pool whose chips come late is healthy for ten minutes."""
+    harness.gke.device_plugin_delay = 3 * MINUTE
+    harness.submit()
+    harness.advance(MINUTE)
+    harness.simulated.clock = harness.gke.clock = steady = ManualClock(harness.clock.now())
+    harness.clock.step(step)
+    for _ in range(20):
+        steady.advance(10 * SECOND)
+        harness.reconcile(every=10 * SECOND)
+    assert "NodePoolDeletionStarted" not in harness.events.reasons()
+    assert len(harness.gke.created) == 1
 
 
 def test_a_late_device_plugin_is_awaited(harness):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from tpufleet.errors import Conflict, NotFound
 from tpufleet.kubernetes import probes
@@ -16,12 +18,16 @@ from tpufleet.kubernetes.connections import (
     POD,
     Connection,
     Json,
+    ResourceKind,
 )
 from tpufleet.kubernetes.watch_cache import WatchCache
 from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 
 CORDON_ATTEMPTS = 5
+CONFIG_MAP = ResourceKind("", "v1", "ConfigMap", "configmaps")
+MISFITS = "misfits"
+MAX_MISFITS = 500  # an object has at most a mebibyte
 KUBERNETES_KINDS = {
     pod_owners.JOBSET: JOBSET,
     pod_owners.JOB: JOB,
@@ -39,8 +45,9 @@ class WatchedCluster:
         connection: Connection,
         on_change: Callable[[], None],
         served_kinds: Collection[str] = (pod_owners.JOBSET,),
+        namespace: str = label_keys.NAMESPACE,
     ) -> None:
-        self._connection = connection
+        self._connection, self._namespace = connection, namespace
         managed = {label_keys.MANAGER: label_keys.MANAGER_NAME}
         self._nodes = WatchCache(connection, NODE, on_change, labels=managed)
         self._pods = [
@@ -117,6 +124,17 @@ class WatchedCluster:
         change = cordon_change(node, at)
         change["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"]
         self._connection.patch(NODE, str(node["metadata"]["name"]), change)
+
+    def load_misfits(self) -> dict[str, Any]:
+        found = self._connection.find(CONFIG_MAP, MISFITS, self._namespace)
+        text = ((found or {}).get("data") or {}).get(MISFITS, "{}")
+        return dict(json.loads(text))
+
+    def save_misfits(self, misfits: Mapping[str, Any]) -> None:
+        latest = dict(list(misfits.items())[-MAX_MISFITS:])
+        metadata = {"name": MISFITS, "namespace": self._namespace}
+        data = {MISFITS: json.dumps(latest)}
+        self._connection.apply(CONFIG_MAP, {"metadata": metadata, "data": data})
 
     def fetch_owner(self, namespace: str, name: str) -> OwnerStatus | None:
         """From the API server, because a watch cache may be stale."""

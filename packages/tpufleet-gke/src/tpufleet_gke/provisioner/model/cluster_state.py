@@ -156,6 +156,7 @@ class ClusterState:
     cordoned: frozenset[str] = frozenset()  # with any node that the provisioner cordoned
     cordon_reasons: Mapping[str, str] = field(default_factory=dict)  # why they are to be deleted
     can_cordon: bool = True  # False without the permission to
+    knows_auto_provisioning: bool = True  # False: GKE might create the nodes itself
     kept_until: Mapping[str, datetime] = field(default_factory=dict)  # a pod was found on them
     deleting: frozenset[str] = frozenset()  # deletion requested, not yet listed as STOPPING
     creating: Mapping[str, PendingPool] = field(default_factory=dict)  # requested, not yet listed

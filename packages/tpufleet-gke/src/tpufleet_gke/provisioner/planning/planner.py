@@ -43,6 +43,7 @@ SCHEDULING_GRACE = timedelta(seconds=15)
 ERROR_GRACE = timedelta(minutes=5)  # for a pool that runs with a transient error
 # Nodes of a running pool join the cluster and get pods within this time.
 NODE_JOIN_TIMEOUT = timedelta(minutes=2)
+RECHECK_UNKNOWN = timedelta(seconds=5)
 ADOPTED = "given to it"
 
 
@@ -135,6 +136,12 @@ class _Planner:
             for create in self.creates
         ):
             return  # another pod of the same Job: one pool serves both
+        if not self.state.knows_auto_provisioning:
+            self._wait(
+                demand, "GKE has not described its node auto-provisioning yet",
+                until=self.now + RECHECK_UNKNOWN,
+            )  # fmt: skip
+            return
         failed = self.backoff.failure_of(spec)
         if failed is not None and failed.retry_at > self.now:
             self._wait_after(demand, failed.failure, failed.retry_at)
@@ -377,9 +384,10 @@ class _Planner:
                 return
             failures.append((location, failed))
         soonest = min((failed for _, failed in failures), key=lambda failed: failed.retry_at)
+        visible = [(location, failed.seen_by(spec.namespace)) for location, failed in failures]
         failure = PoolFailure(
             soonest.failure.cause,
-            "; ".join(f"{location}: {failed.failure.message}" for location, failed in failures),
-            "\n".join(filter(None, (failed.failure.detail for _, failed in failures))),
+            "; ".join(f"{location}: {failure.message}" for location, failure in visible),
+            "\n".join(filter(None, (failure.detail for _, failure in visible))),
         )
         self._wait_after(demand, failure, soonest.retry_at)

@@ -19,6 +19,7 @@ from tpufleet_gke.provisioner.planning.pool_plan import CreatePool, DeletePool
 from tpufleet_gke.provisioner.planning.request_backoff import (
     KEPT_BACKOFF,
     PERMANENT_WAIT,
+    PoolKind,
     RequestBackoff,
 )
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
@@ -159,7 +160,7 @@ class PoolTracker:
             if pool.name in failed - self.counted_failures and failure is not None:
                 new_failures.append(failure)
                 self.backoff.record_location_failure(
-                    pool.location, pool.machine_type, pool.nodes, failure, now
+                    pool.location, PoolKind.of_pool(pool), failure, now
                 )
         self.counted_failures = failed
         self.backoff.expire_before(now - FORGET_AFTER)
