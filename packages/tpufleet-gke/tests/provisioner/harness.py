@@ -83,6 +83,7 @@ class ProvisionerHarness:
         self.jobsets: list[Any] = []
         self.pod_list: list[Any] = []
         self.stale_reason: str | None = None
+        self.jobs: list[Any] = []  # of JobSets
         self.misfits: dict[str, Any] = {}
         self.other_owners: dict[str, list[Any]] = {}  # of kinds other than JobSet, by kind
         self.create_executor = ThreadPoolExecutor(self.settings.concurrency)
@@ -127,6 +128,9 @@ class ProvisionerHarness:
         for kind, resources in self.other_owners.items():
             statuses |= pod_owners.owner_statuses(kind, resources)
         return statuses
+
+    def completed_jobs(self) -> Any:
+        return pod_owners.completed_jobs(self.jobs)
 
     def nodes(self) -> list[Any]:
         return self.simulated.all() if self.simulated else []

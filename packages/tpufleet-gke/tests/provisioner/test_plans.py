@@ -32,6 +32,10 @@ ALIVE = {OWNER: OwnerStatus(uid="uid-default-train")}
 SECOND = timedelta(seconds=1)
 
 
+def at_most(pools):
+    return settings(budget_pools=Limit(pools))
+
+
 def demand(one=None, *, since=NOW, **pod_options):
     one = one or pool_spec(**pod_options)
     ref = PodRef(namespace=one.namespace, name=f"{one.parent.name}-0", uid=one.parent.name)
@@ -390,9 +394,10 @@ def test_a_machine_without_a_known_price_is_not_bought_while_dollars_are_limited
 
 
 def test_under_a_budget_the_longest_waiting_pod_is_served_first():
-    late, early = demand(job=0, since=NOW), demand(job=1, since=NOW - SECOND)
-    result = plan(demands=[late, early], with_settings=settings(budget_pools=Limit(1)))
-    assert [one.spec.parent.name for one in result.creates] == ["train-slice-1"]
+    late, early = demand(since=NOW), demand(jobset="early", since=NOW - SECOND)
+    owners = ALIVE | {("default", "early"): OwnerStatus(uid="uid-default-early")}
+    result = plan(demands=[late, early], owners=owners, with_settings=at_most(1))
+    assert [one.spec.parent.name for one in result.creates] == ["early-slice-0"]
 
 
 def out_of_stock(*locations):

@@ -205,6 +205,8 @@ class Provisioner:
             ready_nodes=observations.ready_nodes(nodes),
             ready_chips=observations.ready_chips(nodes, self._settings.pod_resource),
             users=observations.pool_users(owned, nodes),
+            placed_jobs=observations.placed_jobs(owned),
+            completed_jobs=self._cluster.completed_jobs(),
             cordoned_since=cordoned_since,
             cordoned=cordoned,
             knows_auto_provisioning=auto_provisioned is not None,
@@ -267,7 +269,7 @@ class Provisioner:
     def _delete(self, delete: DeletePool) -> bool:
         if delete.orphan and not self._owner_is_gone(delete.pool):
             return False
-        if self._has_users(delete.pool):
+        if not delete.evict and self._has_users(delete.pool):
             return False
         self._pools.delete(delete.pool.name)
         return True

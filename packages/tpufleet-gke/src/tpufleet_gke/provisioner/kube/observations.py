@@ -59,6 +59,7 @@ def _demand(
         uid=metadata["uid"],
         owner_name=owner.name,
         owner_uid=status.uid if status else "",
+        job=pod_owners.parent_name(pod, owner),
     )
     reason = left_to_gke.left_to_gke(pod, auto_provisioned)
     if reason:
@@ -99,16 +100,22 @@ def pool_users(owned: Iterable[OwnedPod], nodes: Iterable[Json]) -> dict[str, fr
     return {pool: frozenset(of_pool) for pool, of_pool in users.items()}
 
 
+def placed_jobs(owned: Iterable[OwnedPod]) -> frozenset[tuple[str, str]]:
+    """Jobs whose leaders are bound to a node of any kind and have not ended."""
+    bound = (one for one in owned if (one.pod.get("spec") or {}).get("nodeName"))
+    users = (_pool_user(one.pod, one.owner) for one in bound)
+    return frozenset(user.parent for user in users if user is not None)
+
+
 def _pool_user(pod: Json, owner: PodOwner) -> PoolUser | None:
     ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
     if ended or not owner.is_leader:
         return None
     namespace = pod["metadata"]["namespace"]
-    try:
-        parent = pod_owners.parent_of_pod(pod, owner)
-    except BadInput:
+    parent = pod_owners.parent_name(pod, owner)
+    if not parent:
         return None  # its controller is gone; the pod will be garbage-collected
-    return PoolUser(owner=(namespace, owner.name), parent=(namespace, parent.name))
+    return PoolUser(owner=(namespace, owner.name), parent=(namespace, parent))
 
 
 def cordoned_pools(nodes: Iterable[Json]) -> tuple[dict[str, datetime], frozenset[str]]:

@@ -48,6 +48,8 @@ class WatchedCluster:
         namespace: str = label_keys.NAMESPACE,
     ) -> None:
         self._connection, self._namespace = connection, namespace
+        from lightkube.operators import exists
+
         managed = {label_keys.MANAGER: label_keys.MANAGER_NAME}
         self._nodes = WatchCache(connection, NODE, on_change, labels=managed)
         self._pods = [
@@ -61,8 +63,14 @@ class WatchedCluster:
         }
         if pod_owners.POD in served_kinds:
             self._owners[pod_owners.POD] = self._pods[0]
+        # Those of JobSets: a pool is released with its Job.
+        self._jobs = (
+            self._owners[pod_owners.JOB]
+            if pod_owners.JOB in served_kinds
+            else WatchCache(connection, JOB, on_change, labels={label_keys.JOBSET_NAME: exists()})
+        )
         self._caches = (
-            self._nodes, *self._pods,
+            self._nodes, *self._pods, *(() if pod_owners.JOB in served_kinds else (self._jobs,)),
             *(cache for kind, cache in self._owners.items() if kind != pod_owners.POD),
         )  # fmt: skip
 
@@ -101,6 +109,9 @@ class WatchedCluster:
         for kind, cache in self._owners.items():
             statuses |= pod_owners.owner_statuses(kind, cache.all())
         return statuses
+
+    def completed_jobs(self) -> Mapping[tuple[str, str], datetime]:
+        return pod_owners.completed_jobs(self._jobs.all())
 
     def pods_on(self, node: str) -> Sequence[Json]:
         """All pods bound to this node, from the API server."""

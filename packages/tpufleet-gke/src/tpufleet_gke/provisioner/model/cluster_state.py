@@ -94,6 +94,7 @@ class PodRef:
     uid: str
     owner_name: str = ""  # see model.pod_owners
     owner_uid: str = ""
+    job: str = ""  # or what else shares one slice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +117,7 @@ class PendingPool:
     chips: int
     machine_type: str = ""
     capacity: PoolCapacity = PoolCapacity.ON_DEMAND
+    parent: str = ""  # name of the Job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +148,9 @@ class ClusterState:
     free_since: Mapping[str, datetime] = field(default_factory=dict)
     # The scheduler may place a Job's pods on a pool that was created for another Job.
     users: Mapping[str, frozenset[PoolUser]] = field(default_factory=dict)
+    # By namespace and name: Jobs whose leader is bound to a node of any kind, and completed ones.
+    placed_jobs: frozenset[tuple[str, str]] = frozenset()
+    completed_jobs: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
     idle_since: Mapping[str, datetime] = field(default_factory=dict)  # their Jobs run elsewhere
     unused_since: Mapping[str, datetime] = field(default_factory=dict)  # no leader runs on them
     # Running pools that are being given to another Job, and that Job.
