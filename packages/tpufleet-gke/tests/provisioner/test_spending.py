@@ -73,6 +73,55 @@ def test_a_pool_that_its_pod_does_not_fit_is_deleted_and_not_bought_again(harnes
     assert len(harness.gke.created) <= 6
 
 
+def test_the_bill_of_a_jobset_says_what_was_used(harness):
+    harness.submit(**{"node_selector": {label_keys.TOPOLOGY: "2x2"}})
+    harness.reconcile(30, every=10 * SECOND)
+    assert harness.pod_list[0]["status"]["phase"] == "Running"
+    start = {"namespace": "default", "owner": "train"}
+    metrics = harness.provisioner.metrics
+
+    def bill():
+        seconds = [
+            metrics.value("tpu_provisioner_chip_seconds_total", {**start, "used": used})
+            for used in ("true", "false")
+        ]
+        return *seconds, metrics.value("tpu_provisioner_dollars_total", start)
+
+    used, unused, dollars = bill()
+    harness.reconcile(60, every=10 * SECOND)
+    harness.end("train")
+    harness.reconcile(6, every=10 * SECOND)
+    assert harness.states() == {}
+    more_used, more_unused, more_dollars = (
+        after - before for after, before in zip(bill(), (used, unused, dollars), strict=True)
+    )
+    assert 4 * 590 <= more_used <= 4 * 610 and 0 < more_unused <= 4 * 40
+    assert more_dollars == pytest.approx(1.2 * (more_used + more_unused) / 3600)
+    (message,) = harness.events.messages("NodePoolDeletionSucceeded")
+    assert "chip-hours, $" in message and "unused for" in message
+    harness.reconcile(70, every=MINUTE)
+    assert bill() == (0, 0, 0)  # long enough to be scraped, and not for ever
+
+
+def test_the_oldest_wait_is_a_metric(harness):
+    harness.gke.stock = {(ZONE, "ct5lp-hightpu-4t"): 0}
+    harness.submit()
+    harness.advance(10 * MINUTE)
+    harness.submit("later", since=harness.clock.now())
+    harness.reconcile()
+    oldest = harness.provisioner.metrics.value("tpu_provisioner_oldest_wait_seconds")
+    assert 600 <= oldest < 620
+
+
+def test_one_cause_is_logged_once_for_all_pods(harness, caplog):
+    harness.gke.fail_next_call("create", "PERMISSION_DENIED", "no", times=20)
+    harness.submit(slices=20)
+    harness.advance(MINUTE)
+    assert len(harness.events.messages("NodePoolCreationFailed")) >= 20
+    warnings = [one for one in caplog.records if "CreationFailed on Pod" in one.getMessage()]
+    assert len(warnings) == 1
+
+
 def test_a_restart_does_not_forget_that_a_pod_fits_no_pool(harness):
     harness.submit(**MISFITS["another extended resource"][0])
     harness.advance(15 * MINUTE)

@@ -143,7 +143,7 @@ class Provisioner:
         plan = planner.plan_pools(state, self.tracker.backoff, self._settings, now)
         self._act(plan, state, now)
         self._save_misfits()
-        self._update_metrics(state)
+        self._update_metrics(state, now)
         self.last_success = self._clock.uptime()
         return self._next_wait(plan, state, now)
 
@@ -318,7 +318,10 @@ class Provisioner:
             str(node["metadata"]["name"]) for node in nodes if observations.pool_of(node) == pool
         ]
 
-    def _update_metrics(self, state: ClusterState) -> None:
+    def _update_metrics(self, state: ClusterState, now: datetime) -> None:
+        self.metrics.charge(self.tracker.bill.charge(state, self._settings, now), now)
+        oldest = min((demand.since for demand in state.demands), default=now)
+        self.metrics.oldest_wait.set(max((now - oldest).total_seconds(), 0))
         managed = [pool for pool in state.pools if pool.managed]
         statuses = Counter(pool.status for pool in managed)
         for status in PoolStatus:

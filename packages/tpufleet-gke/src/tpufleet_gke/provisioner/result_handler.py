@@ -160,8 +160,11 @@ class ResultHandler:
         for pending, created, failure in self._tracker.take_finished_creates(pools, failures, now):
             self._handle_finished_create(pending, created, failure, now)
         for delete in self._tracker.take_finished_deletes(pools):
-            message = f"node pool {delete.pool.name}"
+            usage = self._tracker.bill.usage(delete.pool.name)
+            message = f"node pool {delete.pool.name}" + (f": {usage}" if usage else "")
             self._reporter.report_on_pool(delete.pool, None, state, DELETE_SUCCEEDED, message)
+
+        self._tracker.bill.forget_except(pools)
 
     def _handle_finished_create(
         self,

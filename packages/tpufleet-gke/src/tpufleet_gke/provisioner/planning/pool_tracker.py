@@ -15,6 +15,7 @@ from tpufleet_gke.provisioner.model.cluster_state import (
     PoolFailure,
     PoolStatus,
 )
+from tpufleet_gke.provisioner.planning.bill import Bill
 from tpufleet_gke.provisioner.planning.pool_plan import CreatePool, DeletePool
 from tpufleet_gke.provisioner.planning.request_backoff import (
     KEPT_BACKOFF,
@@ -46,6 +47,7 @@ class PoolTracker:
     """Mappings are by pool name unless noted."""
 
     backoff: RequestBackoff = field(default_factory=RequestBackoff)
+    bill: Bill = field(default_factory=Bill)
     pending_creates: dict[str, PendingCreate] = field(default_factory=dict)
     pending_deletes: dict[str, tuple[DeletePool, datetime]] = field(default_factory=dict)
     # As it was observed last: since when pools and owners are in their present situation.
