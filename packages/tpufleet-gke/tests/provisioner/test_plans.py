@@ -22,6 +22,7 @@ from tpufleet_gke.provisioner.model.cluster_state import (
     PoolStatus,
     PoolUser,
 )
+from tpufleet_gke.provisioner.model.gangs import GangMember
 from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation
 from tpufleet_gke.provisioner.planning import budgets, planner
 from tpufleet_gke.provisioner.planning.request_backoff import PoolKind, RequestBackoff
@@ -473,3 +474,28 @@ def test_waits_grow_and_permanent_failures_wait_an_hour():
 def test_a_pod_of_an_ended_or_suspended_jobset_gets_no_pool():
     assert plan(demands=[demand()], owners=ended(0)).creates == ()
     assert plan(demands=[demand()], owners=suspended(0)).creates == ()
+
+
+STRANDED = {
+    "too many pods": (4, 8, "4 of 4 nodes ready, for 8 pods at a time; set parallelism to 4"),
+    "a node is gone": (3, 4, "3 of 4 nodes ready; GKE replaces the missing ones"),
+    "taken by something else": (4, 4, "4 of 4 nodes ready: 4 Insufficient google.com/tpu"),
+}
+
+
+@pytest.mark.parametrize(("nodes", "pods", "message"), STRANDED.values(), ids=STRANDED)
+def test_a_pod_beside_its_running_leader_is_told_that_no_pool_will_come(nodes, pods, message):
+    existing, job = pool(), ("default", "train-slice-0")
+    member = GangMember(pool_spec().shape, stage=0, pods=pods)
+    known = {OWNER: OwnerStatus(uid="uid-default-train", members={job[1]: member})}
+    worker = PoolDemand(
+        pod=PodRef(namespace=job[0], name="worker", uid="w", owner_name="train", job=job[1]),
+        since=NOW - timedelta(minutes=3),
+        scheduler_message="4 Insufficient google.com/tpu",
+    )
+    observed = {"placed_jobs": frozenset({job}), "users": {existing.name: frozenset({runs()})}}
+    observed |= {"ready_nodes": {existing.name: nodes}, "stranded": [worker]}
+    (waiting,) = plan([existing], owners=known, **observed).waiting
+    assert waiting.report and waiting.reason.endswith(message)
+    young = replace(worker, since=NOW - SECOND)
+    assert not plan([existing], owners=known, **{**observed, "stranded": [young]}).waiting

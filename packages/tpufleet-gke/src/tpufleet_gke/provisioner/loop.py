@@ -196,11 +196,13 @@ class Provisioner:
         }
         demanded = {pool.name for pool in pools if pool.parent in parents}
         cordoned_since, cordoned = observations.cordoned_pools(nodes)
-        self._reporter.forget_except({demand.pod.uid for demand in demands})
+        stranded = observations.stranded_pods(owned, self._settings)
+        self._reporter.forget_except({waiting.pod.uid for waiting in (*demands, *stranded)})
         state = ClusterState(
             pools=pools,
             owners=owners,
             demands=demands,
+            stranded=stranded,
             youngest_node_at=observations.youngest_nodes(nodes),
             ready_nodes=observations.ready_nodes(nodes),
             ready_chips=observations.ready_chips(nodes, self._settings.pod_resource),

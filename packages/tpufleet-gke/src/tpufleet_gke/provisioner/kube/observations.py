@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tpufleet.errors import BadInput
@@ -41,6 +41,26 @@ def pool_demands(
         _demand(one.pod, one.owner, owners, settings, auto_provisioned)
         for one in owned
         if pods.waits_for_pool(one.pod, one.owner, settings.pod_resource)
+    ]
+
+
+def stranded_pods(owned: Iterable[OwnedPod], settings: ProvisionerSettings) -> list[PoolDemand]:
+    """Unschedulable pods that lead no slice, and so get no pool of their own."""
+    return [
+        PoolDemand(
+            pod=PodRef(
+                namespace=one.pod["metadata"]["namespace"],
+                name=one.pod["metadata"]["name"],
+                uid=one.pod["metadata"]["uid"],
+                owner_name=one.owner.name,
+                job=pod_owners.parent_name(one.pod, one.owner),
+            ),
+            since=pods.created_at(one.pod),
+            scheduler_message=pods.scheduler_message(one.pod),
+        )
+        for one in owned
+        if not one.owner.is_leader
+        and pods.waits_for_pool(one.pod, replace(one.owner, is_leader=True), settings.pod_resource)
     ]
 
 

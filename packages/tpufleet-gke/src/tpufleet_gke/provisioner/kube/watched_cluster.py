@@ -56,6 +56,13 @@ class WatchedCluster:
             WatchCache(connection, POD, on_change, labels=labels)
             for labels in _label_selectors(served_kinds)
         ]
+        if pod_owners.JOBSET in served_kinds and not {pod_owners.JOB, pod_owners.POD} & {
+            *served_kinds
+        }:
+            # Other pods of a Job, while they are pending. First: leaders are in both.
+            labels, fields = {label_keys.JOBSET_NAME: exists()}, {"status.phase": "Pending"}
+            pending = WatchCache(connection, POD, on_change, labels=labels, fields=fields)
+            self._pods.insert(0, pending)
         self._owners = {
             kind: WatchCache(connection, KUBERNETES_KINDS[kind], on_change)
             for kind in served_kinds

@@ -135,6 +135,7 @@ class ClusterState:
     pools: Sequence[ObservedPool]
     owners: Mapping[tuple[str, str], OwnerStatus]  # by namespace and name
     demands: Sequence[PoolDemand]
+    stranded: Sequence[PoolDemand] = ()  # pods beside the leader of their Job that wait for a node
     youngest_node_at: Mapping[str, datetime] = field(default_factory=dict)
     ready_nodes: Mapping[str, int] = field(default_factory=dict)
     # Chips that the device plugin has registered on ready nodes.

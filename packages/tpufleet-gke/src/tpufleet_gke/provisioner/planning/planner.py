@@ -60,6 +60,8 @@ def plan_pools(
     for gang in gang_queue.gangs_in_order(state):
         planner.serve(gang)
     planner.release_partial_gangs()
+    for demand in state.stranded:
+        planner.explain(demand)
     return cordons.cordon_first(planner.plan(), planner.held, state, settings, now)
 
 
@@ -172,6 +174,38 @@ class _Planner:
                 cause=None if evicting else FailureCause.QUOTA,
             )  # fmt: skip
         return self.waiting[-1]
+
+    def explain(self, demand: PoolDemand) -> None:
+        """A pod whose Job has its node pool already: no other one is to come."""
+        job = demand.pod.namespace, demand.pod.job
+        due = demand.since + NODE_JOIN_TIMEOUT
+        if job not in self.state.placed_jobs:
+            return  # it waits with its leader
+        if due > self.now:
+            self.recheck_times.append(due)
+            return
+        pool = next(
+            (
+                pool
+                for pool in self.state.pools
+                if any(user.parent == job for user in self.state.users.get(pool.name, ()))
+            ),
+            None,
+        )
+        if pool is None:
+            return
+        owner = self.state.owners.get((demand.pod.namespace, demand.pod.owner_name))
+        member = owner.members.get(demand.pod.job) if owner else None
+        nodes = f"{self.state.ready_nodes.get(pool.name, 0)} of {pool.nodes} nodes ready"
+        hint = "; GKE replaces the missing ones"
+        if self.state.ready_nodes.get(pool.name, 0) >= pool.nodes:
+            hint = f": {demand.scheduler_message}" if demand.scheduler_message else ""
+            if member is not None and member.pods > pool.nodes:
+                hint = f", for {member.pods} pods at a time; set parallelism to {pool.nodes}"
+        self._wait(
+            demand, f"no room on node pool {pool.name} of its Job: {nodes}{hint}",
+            report=True, cause=FailureCause.POD_MISFIT,
+        )  # fmt: skip
 
     def release_partial_gangs(self) -> None:
         """Slices that wait in vain for the others are paid for nothing. Those that run pods are
