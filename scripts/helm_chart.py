@@ -55,6 +55,11 @@ MORE_SETTINGS = """\
   {{ $name }}: {{ $value | quote }}
 {{- end }}
 """
+PROVISIONER_SETTINGS = MORE_SETTINGS.replace(".Values.settings", ".Values.provisioner")
+CHECKSUM = """\
+      annotations:
+        checksum/settings: {{ toJson .Values | sha256sum }}
+"""
 VALUES = f"""\
 # Values of the chart. `tpu cluster render` writes those of a cluster.yaml.
 
@@ -83,6 +88,10 @@ serviceAccounts:
 # Other settings of the server, as environment variables; docs/server-reference.md and
 # docs/kubernetes.md list them. For example TPUFLEET_GKE_TOPOLOGY_AWARE: "v5p-128".
 settings: {{}}
+
+# Other settings of the provisioner, as environment variables; docs/provisioner.md lists them. For
+# example BUDGET_CHIPS: "512, team-a=64", WARM_POOL_TTL: 10m.
+provisioner: {{}}
 
 # Replicas of each Deployment.
 replicas:
@@ -123,6 +132,11 @@ def template(document: dict[str, Any]) -> str:
     name = document["metadata"]["name"]
     if SETTINGS_NAME.fullmatch(name):
         text = text.replace("\nkind: ConfigMap\n", f"\n{MORE_SETTINGS}kind: ConfigMap\n", 1)
+    if document["kind"] == "ConfigMap" and name == "manager":
+        text = text.replace("\nkind: ConfigMap\n", f"\n{PROVISIONER_SETTINGS}kind: ConfigMap\n", 1)
+    if name == "tpu-provisioner-controller-manager" and document["kind"] == "Deployment":
+        start = "  template:\n    metadata:\n"
+        text = text.replace(start, start + CHECKSUM, 1)
     if document["kind"] == "Deployment" and name in REPLICAS:
         replicas = document["spec"]["replicas"]
         expression = f"replicas: {{{{ .Values.replicas.{REPLICAS[name]} }}}}"

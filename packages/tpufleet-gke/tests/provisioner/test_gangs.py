@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+import yaml
 
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner import builders
 from tests.provisioner.builders import NOW, pool_spec, settings
 from tests.provisioner.test_plans import demand, out_of_stock, plan, pool, runs
-from tpufleet_gke.provisioner.model import label_keys, pod_owners
+from tpufleet_gke.provisioner.model import gangs, label_keys, pod_owners
 from tpufleet_gke.provisioner.model.pool_specs import PoolLocation
 from tpufleet_gke.provisioner.settings import Limit
 
@@ -126,6 +128,17 @@ def test_two_gangs_run_one_after_the_other_within_the_budget(make):
         harness.end(name)
     harness.advance(MINUTE)
     assert harness.states() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "jobs", "machine"),
+    [("jobset", 2, "ct5p-hightpu-4t"), ("v4", 1, "ct4p-hightpu-4t")],
+)
+def test_the_examples_have_a_pod_for_each_host_of_their_slices(name, jobs, machine):
+    text = (Path(__file__).parents[4] / f"examples/jobset/{name}.yaml").read_text()
+    members = gangs.gang_members(yaml.safe_load(text)).values()
+    assert [one.shape.machine_type for one in members] == [machine] * jobs
+    assert all(one.pods == one.shape.nodes for one in members)
 
 
 def test_a_pool_is_released_with_its_job_and_not_only_with_its_jobset():
