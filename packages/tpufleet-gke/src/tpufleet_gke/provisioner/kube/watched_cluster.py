@@ -48,7 +48,7 @@ class WatchedCluster:
         namespace: str = label_keys.NAMESPACE,
     ) -> None:
         self._connection, self._namespace = connection, namespace
-        from lightkube.operators import exists
+        from lightkube.operators import exists, not_in
 
         managed = {label_keys.MANAGER: label_keys.MANAGER_NAME}
         self._nodes = WatchCache(connection, NODE, on_change, labels=managed)
@@ -59,10 +59,13 @@ class WatchedCluster:
         if pod_owners.JOBSET in served_kinds and not {pod_owners.JOB, pod_owners.POD} & {
             *served_kinds
         }:
-            # Other pods of a Job, while they are pending. First: leaders are in both.
-            labels, fields = {label_keys.JOBSET_NAME: exists()}, {"status.phase": "Pending"}
-            pending = WatchCache(connection, POD, on_change, labels=labels, fields=fields)
-            self._pods.insert(0, pending)
+            # Other pods of a Job, while they are pending.
+            others = {
+                label_keys.JOBSET_NAME: exists(),
+                label_keys.COMPLETION_INDEX: not_in(["0"]),
+            }
+            fields = {"status.phase": "Pending"}
+            self._pods.append(WatchCache(connection, POD, on_change, labels=others, fields=fields))
         self._owners = {
             kind: WatchCache(connection, KUBERNETES_KINDS[kind], on_change)
             for kind in served_kinds

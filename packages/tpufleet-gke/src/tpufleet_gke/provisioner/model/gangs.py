@@ -36,8 +36,13 @@ def gang_members(jobset: Json) -> dict[str, GangMember]:
             default=0,
         )
         job = (replicated.get("template") or {}).get("spec") or {}
-        shape = _shape((job.get("template") or {}).get("spec") or {})
-        if shape is not None:
+        pod = job.get("template") or {}
+        shape = _shape(pod.get("spec") or {})
+        marks = (
+            ((pod.get("metadata") or {}).get(kind) or {}) for kind in ("labels", "annotations")
+        )
+        disabled = any(each.get(label_keys.DISABLE) == "true" for each in marks)
+        if shape is not None and not disabled:
             member = GangMember(shape, stages[name], job.get("parallelism", 1))
             for index in range(replicated.get("replicas", 1)):
                 members[f"{jobset['metadata']['name']}-{name}-{index}"] = member

@@ -106,13 +106,15 @@ class RequestBackoff:
         self._deletions: dict[tuple[str, str], FailedRequest] = {}
 
     def failure_at(self, spec: PoolSpec, location: PoolLocation) -> FailedRequest | None:
+        if not self._locations:
+            return None
         kind = PoolKind.of_spec(spec)
         keys = {kind.key_at(location, cause) for cause in FailureCause}
         failed = [self._locations[key] for key in keys if key in self._locations]
         return max(failed, key=lambda one: one.retry_at, default=None)
 
     def failure_of(self, spec: PoolSpec) -> FailedRequest | None:
-        return self._pools.get(PoolKind.of_spec(spec).request)
+        return self._pools.get(PoolKind.of_spec(spec).request) if self._pools else None
 
     def failed_deletion(self, pool: str, status: str) -> FailedRequest | None:
         return self._deletions.get((pool, status))
