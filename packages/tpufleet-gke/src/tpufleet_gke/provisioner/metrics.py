@@ -76,9 +76,8 @@ class ProvisionerMetrics:
         for one in charges:
             key = one.namespace, one.owner
             self._charged_at[key] = now
-            for used in (True, False):  # both, so that shares can be computed
-                more = one.chip_seconds if used is one.used else 0
-                self.chip_seconds.labels(*key, str(used).lower()).inc(more)
+            for used, counts in (("true", one.used), ("false", not one.used)):
+                self.chip_seconds.labels(*key, used).inc(one.chip_seconds if counts else 0)
             self.dollars.labels(*key).inc(one.dollars)
         for key, at in list(self._charged_at.items()):
             if at + KEPT_FOR < now:

@@ -138,14 +138,14 @@ class _Planner:
         # A request that passes soon delays no other slice.
         lasting = (one for one in waiting if one.cause not in (None, FailureCause.TRANSIENT))
         blocked = next(lasting, None)
-        if wanted and blocked is None:
-            blocked = self._check_budget(gang, wanted)
-        else:
-            for one in wanted if blocked is not None else ():
-                reason = f"pod {blocked.pod.name} of the same JobSet: {blocked.reason}"
+        if blocked is not None:
+            reason = f"pod {blocked.pod.name} of the same JobSet: {blocked.reason}"
+            for one in wanted:
                 self._wait(
                     one.demand, reason, report=True, until=blocked.until, cause=blocked.cause
                 )
+        elif wanted:
+            blocked = self._check_budget(gang, wanted)
         if blocked is None:
             self.creates += [
                 CreatePool(
