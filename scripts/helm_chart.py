@@ -19,6 +19,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 OVERLAY = ROOT / "deploy/k8s/overlays/gke"
+WITH_BRIDGE = ROOT / "deploy/k8s/overlays/gke-bridge"
+BRIDGE = "tpufleet-bridge"  # all of its objects; installed where it has replicas
 CHART = ROOT / "deploy/helm/tpufleet"
 IMAGE = "us-docker.pkg.dev/PROJECT/tpufleet/tpufleet:0.1.0"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the overlay has hundreds of objects
@@ -56,6 +58,11 @@ MORE_SETTINGS = """\
 {{- end }}
 """
 PROVISIONER_SETTINGS = MORE_SETTINGS.replace(".Values.settings", ".Values.provisioner")
+BRIDGE_OPTIONS = """\
+{{- range .Values.bridge }}
+        - {{ . | quote }}
+{{- end }}
+"""
 CHECKSUM = """\
       annotations:
         checksum/settings: {{ toJson .Values | sha256sum }}
@@ -93,6 +100,10 @@ settings: {{}}
 # example BUDGET_CHIPS: "512, team-a=64", WARM_POOL_TTL: 10m.
 provisioner: {{}}
 
+# Options of the Firestore bridge, which runs where it has replicas. docs/firestore.md has the
+# Secret that it needs.
+bridge: [--accelerator=v5e-1]
+
 # Replicas of each Deployment.
 replicas:
 """
@@ -110,10 +121,12 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 BlockDumper.add_representer(str, _text)
 
 
-def rendered(kubectl: Sequence[str] = ("kubectl",)) -> list[dict[str, Any]]:
+def rendered(
+    kubectl: Sequence[str] = ("kubectl",), overlay: Path = WITH_BRIDGE
+) -> list[dict[str, Any]]:
     """What kustomize makes of the overlay, without the queues."""
     text = subprocess.run(
-        [*kubectl, "kustomize", str(OVERLAY)], capture_output=True, text=True, check=True
+        [*kubectl, "kustomize", str(overlay)], capture_output=True, text=True, check=True
     ).stdout
     return [
         document
@@ -141,6 +154,9 @@ def template(document: dict[str, Any]) -> str:
         replicas = document["spec"]["replicas"]
         expression = f"replicas: {{{{ .Values.replicas.{REPLICAS[name]} }}}}"
         text = text.replace(f"replicas: {replicas}", expression, 1)
+    if name == BRIDGE:
+        text = text.replace("        - --accelerator=v5e-1\n", BRIDGE_OPTIONS)
+        text = f"{{{{- if .Values.replicas.bridge }}}}\n{text}{{{{- end }}}}\n"
     return text
 
 
@@ -163,6 +179,7 @@ def files(documents: Sequence[dict[str, Any]]) -> dict[str, str]:
         for document in documents
         if document["kind"] == "Deployment" and document["metadata"]["name"] in REPLICAS
     }
+    replicas["bridge"] = 0
     counts = "".join(f"  {name}: {count}\n" for name, count in sorted(replicas.items()))
     parts: dict[str, list[str]] = {}
     for document in documents:

@@ -20,7 +20,7 @@ from tpufleet_testbed.kubernetes import binaries
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
 OVERLAYS = ["overlays/gke", "overlays/local"]
-EVERYTHING = [*OVERLAYS, "base/bridge", "overlays/provisioner"]
+EVERYTHING = [*OVERLAYS, "base/bridge", "overlays/gke-bridge", "overlays/provisioner"]
 
 # Third-party kinds without a schema here: only their presence is checked.
 THIRD_PARTY = {
