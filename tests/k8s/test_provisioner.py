@@ -183,8 +183,9 @@ def test_over_budget_no_pool_is_created_and_an_event_is_written(rig):
     rig.provision_here(BUDGET_CHIPS="16")
     rig.submit("budget", slices=2)
     eventually(lambda: "NodePoolCreationFailed" in rig.events(), 120, rig.describe)
-    rig.submit("small")
-    eventually(lambda: rig.running("small", 4), 120, rig.describe)
+    # Of another kind: pods of the first would otherwise run on its node pool.
+    rig.submit("small", hosts=1, select={"cloud.google.com/gke-tpu-topology": "2x2"})
+    eventually(lambda: rig.running("small", 1), 120, rig.describe)
     assert len(rig.gke.created) == 1 and not rig.running("budget", 4)
 
 
