@@ -19,6 +19,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 OVERLAY = ROOT / "deploy/k8s/overlays/gke"
+WITH_BRIDGE = ROOT / "deploy/k8s/overlays/gke-bridge"
+BRIDGE = "tpufleet-bridge"  # all of its objects; installed where it has replicas
 CHART = ROOT / "deploy/helm/tpufleet"
 IMAGE = "us-docker.pkg.dev/PROJECT/tpufleet/tpufleet:0.1.0"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the overlay has hundreds of objects
@@ -55,6 +57,16 @@ MORE_SETTINGS = """\
   {{ $name }}: {{ $value | quote }}
 {{- end }}
 """
+PROVISIONER_SETTINGS = MORE_SETTINGS.replace(".Values.settings", ".Values.provisioner")
+BRIDGE_OPTIONS = """\
+{{- range .Values.bridge }}
+        - {{ . | quote }}
+{{- end }}
+"""
+CHECKSUM = """\
+      annotations:
+        checksum/settings: {{ toJson .Values | sha256sum }}
+"""
 VALUES = f"""\
 # Values of the chart. `tpu cluster render` writes those of a cluster.yaml.
 
@@ -84,6 +96,14 @@ serviceAccounts:
 # docs/kubernetes.md list them. For example TPUFLEET_GKE_TOPOLOGY_AWARE: "v5p-128".
 settings: {{}}
 
+# Other settings of the provisioner, as environment variables; docs/provisioner.md lists them. For
+# example BUDGET_CHIPS: "512, team-a=64", WARM_POOL_TTL: 10m.
+provisioner: {{}}
+
+# Options of the Firestore bridge, which runs where it has replicas. docs/firestore.md has the
+# Secret that it needs.
+bridge: [--accelerator=v5e-1]
+
 # Replicas of each Deployment.
 replicas:
 """
@@ -101,10 +121,12 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 BlockDumper.add_representer(str, _text)
 
 
-def rendered(kubectl: Sequence[str] = ("kubectl",)) -> list[dict[str, Any]]:
+def rendered(
+    kubectl: Sequence[str] = ("kubectl",), overlay: Path = WITH_BRIDGE
+) -> list[dict[str, Any]]:
     """What kustomize makes of the overlay, without the queues."""
     text = subprocess.run(
-        [*kubectl, "kustomize", str(OVERLAY)], capture_output=True, text=True, check=True
+        [*kubectl, "kustomize", str(overlay)], capture_output=True, text=True, check=True
     ).stdout
     return [
         document
@@ -123,10 +145,18 @@ def template(document: dict[str, Any]) -> str:
     name = document["metadata"]["name"]
     if SETTINGS_NAME.fullmatch(name):
         text = text.replace("\nkind: ConfigMap\n", f"\n{MORE_SETTINGS}kind: ConfigMap\n", 1)
+    if document["kind"] == "ConfigMap" and name == "manager":
+        text = text.replace("\nkind: ConfigMap\n", f"\n{PROVISIONER_SETTINGS}kind: ConfigMap\n", 1)
+    if name == "tpu-provisioner-controller-manager" and document["kind"] == "Deployment":
+        start = "  template:\n    metadata:\n"
+        text = text.replace(start, start + CHECKSUM, 1)
     if document["kind"] == "Deployment" and name in REPLICAS:
         replicas = document["spec"]["replicas"]
         expression = f"replicas: {{{{ .Values.replicas.{REPLICAS[name]} }}}}"
         text = text.replace(f"replicas: {replicas}", expression, 1)
+    if name == BRIDGE:
+        text = text.replace("        - --accelerator=v5e-1\n", BRIDGE_OPTIONS)
+        text = f"{{{{- if .Values.replicas.bridge }}}}\n{text}{{{{- end }}}}\n"
     return text
 
 
@@ -149,6 +179,7 @@ def files(documents: Sequence[dict[str, Any]]) -> dict[str, str]:
         for document in documents
         if document["kind"] == "Deployment" and document["metadata"]["name"] in REPLICAS
     }
+    replicas["bridge"] = 0
     counts = "".join(f"  {name}: {count}\n" for name, count in sorted(replicas.items()))
     parts: dict[str, list[str]] = {}
     for document in documents:

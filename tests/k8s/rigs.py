@@ -243,9 +243,12 @@ class Rig:
         ]  # fmt: skip
 
     def end_pods(self, jobset: str, code: int = 0) -> None:
-        change = {"metadata": {"annotations": {EXIT_CODE: str(code)}}}
         for pod in self.pods(jobset):
-            self.connection.patch(POD, pod["metadata"]["name"], change, self.namespace)
+            self.end_pod(pod, code)
+
+    def end_pod(self, pod: Any, code: int = 0) -> None:
+        change = {"metadata": {"annotations": {EXIT_CODE: str(code)}}}
+        self.connection.patch(POD, pod["metadata"]["name"], change, self.namespace)
 
     def condition(self, jobset: str, kind: str) -> bool:
         conditions = self.connection.get(JOBSET, jobset, self.namespace).get("status", {})

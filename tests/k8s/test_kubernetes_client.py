@@ -130,6 +130,14 @@ def test_a_cordon_that_was_not_seen_yet_stays(rig):
     cluster.set_cordon(name, datetime.now(UTC))  # of a node that is gone: nothing happens
 
 
+def test_what_fits_no_pool_is_read_by_the_next_provisioner(rig):
+    cluster = WatchedCluster(rig.connection, lambda: None, namespace=rig.namespace)
+    assert cluster.load_misfits() == {}
+    for misfits in ({"a": [1, "2026-01-01T00:00:00+00:00", "why"]}, {}):
+        cluster.save_misfits(misfits)
+        assert cluster.load_misfits() == misfits
+
+
 def test_a_cordon_is_tried_again_while_others_change_the_node():
     class Busy:
         """A node that changes between each of the first reads and what follows."""

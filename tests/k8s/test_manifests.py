@@ -20,7 +20,7 @@ from tpufleet_testbed.kubernetes import binaries
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
 OVERLAYS = ["overlays/gke", "overlays/local"]
-EVERYTHING = [*OVERLAYS, "base/bridge"]
+EVERYTHING = [*OVERLAYS, "base/bridge", "overlays/gke-bridge", "overlays/provisioner"]
 
 # Third-party kinds without a schema here: only their presence is checked.
 THIRD_PARTY = {
@@ -156,6 +156,7 @@ def test_every_placeholder_is_in_the_settings():
     found = {path.relative_to(ROOT) for path in shipped if "PROJECT" in path.read_text()}
     assert found == {
         Path("overlays/gke/settings.env"),
+        Path("overlays/provisioner/settings.env"),
         Path("base/bridge/account.yaml"),  # replaced by components/gke
         Path("components/gke/kustomization.yaml"),  # GOOGLE_CLOUD_PROJECT
     }
@@ -229,6 +230,18 @@ def test_alerts_use_metrics_that_the_provisioner_exports():
         known = {name.removesuffix("_bucket") for name in asked}
         assert asked and known <= ProvisionerMetrics().names(), rule["alert"]
         assert rule["annotations"]["summary"]
+
+
+def test_the_provisioner_alone_has_one_image_and_settings_that_restart_it():
+    manifests = rendered("overlays/provisioner")
+    assert not {"monitoring.coreos.com", "cert-manager.io"} & {
+        one["apiVersion"].partition("/")[0] for one in manifests
+    }
+    (deployment,) = [one for one in manifests if one["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"].endswith("/tpufleet/tpufleet:0.1.0")
+    names = [one["configMapRef"]["name"] for one in container["envFrom"]]
+    assert names[0] == "manager" and re.fullmatch(r"provisioner-settings-[0-9a-z]{10}", names[1])
 
 
 def test_the_board_of_node_pools_uses_metrics_that_exist():

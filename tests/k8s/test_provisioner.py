@@ -48,6 +48,17 @@ def test_two_slices_get_pools_run_to_completion_and_leave_nothing(rig):
     assert {"NodePoolCreationStarted", "NodePoolCreationSucceeded"} <= rig.events()
 
 
+def test_a_pool_is_released_with_its_job_while_the_jobset_runs_on(rig):
+    rig.provision_here()
+    rig.submit("train", slices=2)
+    eventually(lambda: rig.running("train", 8), 120, rig.describe)
+    for pod in rig.pods("train"):
+        if pod["metadata"]["labels"][label_keys.JOB_NAME] == "train-slice-0":
+            rig.end_pod(pod)
+    eventually(lambda: len(rig.gke.deleted_at) == 1, 60, rig.describe)
+    assert rig.running("train", 4) and not rig.condition("train", "Completed")
+
+
 def test_a_preempted_slice_gets_its_nodes_back_and_the_jobset_recovers(rig):
     rig.provision_here()
     rig.submit("spot", select={"cloud.google.com/gke-spot": "true"})
@@ -172,8 +183,10 @@ def test_over_budget_no_pool_is_created_and_an_event_is_written(rig):
     rig.provision_here(BUDGET_CHIPS="16")
     rig.submit("budget", slices=2)
     eventually(lambda: "NodePoolCreationFailed" in rig.events(), 120, rig.describe)
-    eventually(lambda: rig.running("budget", 4), 120, rig.describe)
-    assert len(rig.gke.created) == 1
+    # Of another kind: pods of the first would otherwise run on its node pool.
+    rig.submit("small", hosts=1, select={"cloud.google.com/gke-tpu-topology": "2x2"})
+    eventually(lambda: rig.running("small", 1), 120, rig.describe)
+    assert len(rig.gke.created) == 1 and not rig.running("budget", 4)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -49,13 +50,17 @@ class FakeCollection:
 
     holder = "us"
 
+    slow_starts = 0  # heartbeats that fail at first
+
     def __init__(self) -> None:
         self.listeners: SimpleQueue[tuple[FakeListener, Callable[[list[DocumentChange]], None]]] = (
             SimpleQueue()
         )
 
     def write_heartbeat(self) -> None:
-        """Always alive."""
+        if self.slow_starts > 0:
+            self.slow_starts -= 1
+            raise Unreachable("504 Deadline Exceeded")
 
     def delete_heartbeat(self) -> None:
         """There is no other bridge."""
@@ -112,16 +117,57 @@ def fleet() -> FakeFleet:
     return FakeFleet()
 
 
-@pytest.fixture
-def bridged(fleet: FakeFleet) -> Iterator[tuple[FakeCollection, FakeDriver]]:
-    collection, driver = FakeCollection(), FakeDriver()
+@contextlib.contextmanager
+def running(collection: FakeCollection, driver: FakeDriver, fleet: FakeFleet) -> Iterator[None]:
     bridge = Bridge(collection, driver, fleet, BridgeLimits(heartbeat_seconds=0.1))  # type: ignore[arg-type]
     thread = threading.Thread(target=bridge.run)
     thread.start()
-    yield collection, driver
-    bridge.stop()
-    thread.join(900)
+    try:
+        yield
+    finally:
+        bridge.stop()
+        thread.join(900)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def bridged(fleet: FakeFleet) -> Iterator[tuple[FakeCollection, FakeDriver]]:
+    collection, driver = FakeCollection(), FakeDriver()
+    with running(collection, driver, fleet):
+        yield collection, driver
+
+
+def test_a_firestore_that_is_slow_at_the_start_is_awaited(fleet):
+    collection, driver = FakeCollection(), FakeDriver()
+    collection.slow_starts = 3
+    with running(collection, driver, fleet):
+        _, notify = collection.listeners.get(timeout=900)
+        assert collection.slow_starts == 0  # no claim before the first heartbeat
+        notify([DocumentChange(id="d1", document=pending("d1"))])
+        assert driver.claimed.get(timeout=900) == "d1"
+
+
+class BrokenDriver(FakeDriver):
+    """Claims fail in an unexpected way before they succeed."""
+
+    attempts = 0
+
+    def claim(self, document_id: str, document: Document) -> HeldDocument:
+        self.attempts += 1
+        if self.attempts < 4:
+            raise ValueError("Value out of range")
+        return super().claim("claimed before", document)
+
+
+def test_an_unexpected_error_is_logged_once_and_not_at_each_retry(fleet, caplog):
+    collection, driver = FakeCollection(), BrokenDriver()
+    driver._attempted.add("claimed before")
+    with running(collection, driver, fleet):
+        _, notify = collection.listeners.get(timeout=900)
+        notify([DocumentChange(id="d1", document=pending("d1"))])
+        driver.claimed.get(timeout=900)
+    failed = [record for record in caplog.records if "d1 failed" in record.getMessage()]
+    assert len(failed) == 1 and failed[0].exc_info
 
 
 def test_a_failed_claim_is_retried(bridged):

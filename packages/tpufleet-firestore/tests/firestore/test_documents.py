@@ -84,6 +84,29 @@ def test_repeating_a_claim_writes_nothing():
     assert documents.claim_fields(claimed, claim) == {}
 
 
+FORGED = {
+    "a holder that is no ID": {"holder": ".."},
+    "no holder": {"holder": ""},
+    "a holder in another collection": {"holder": "a/b"},
+    "a reserved holder": {"holder": "__all__"},
+    "a holder that is too long": {"holder": "x" * 1500},
+    "a fence that cannot grow": {"fence": 2**63 - 1},
+    "a negative run": {"run": -1},
+    "another type": {"fence": "1"},
+}
+
+
+@pytest.mark.parametrize("change", FORGED.values(), ids=FORGED)
+def test_a_forged_claim_is_none_and_a_request_with_it_is_rejected(change):
+    claim = documents.next_claim(document(status="pending"), "one").to_fields()
+    request = {"code": "x", "challenge_number": 4, "status": "pending"}
+    documents.parse_request({**request, "bridge": claim})
+    forged = {**request, "bridge": claim | change}
+    assert documents.parse_claim(forged) is None
+    with pytest.raises(BadInput, match="bridge: is written by the bridge only"):
+        documents.parse_request(forged)
+
+
 def test_a_client_cannot_point_a_claim_at_another_documents_job():
     claim = documents.next_claim(document(status="pending"), "one")
     forged = document(status="scheduled", bridge={**claim.to_fields(), "job": "fs-other"})

@@ -28,7 +28,7 @@ def helm() -> str:
 
 @cache
 def kustomize_rendered() -> list[dict[str, Any]]:
-    return helm_chart.rendered(kubectl())
+    return helm_chart.rendered(kubectl(), helm_chart.OVERLAY)
 
 
 def helm_rendered(*options: str) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def ordered(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_the_chart_is_up_to_date():
-    generated = helm_chart.files(kustomize_rendered())
+    generated = helm_chart.files(helm_chart.rendered(kubectl()))
     written = {
         str(path.relative_to(helm_chart.CHART)): path.read_text()
         for path in helm_chart.CHART.rglob("*.yaml")
@@ -62,8 +62,30 @@ def test_the_chart_is_up_to_date():
     assert written == generated, "run `python scripts/helm_chart.py --write`"
 
 
-def test_helm_and_kustomize_render_the_same():
-    assert ordered(helm_rendered()) == ordered(kustomize_rendered())
+OVERLAYS = {
+    "without the bridge": (helm_chart.OVERLAY, ()),
+    "with the bridge": (helm_chart.WITH_BRIDGE, ("--set", "replicas.bridge=2")),
+}
+
+
+@pytest.mark.parametrize(("overlay", "options"), OVERLAYS.values(), ids=OVERLAYS)
+def test_helm_and_kustomize_render_the_same(overlay, options):
+    by_helm = ordered(helm_rendered(*options))
+    for item in by_helm:  # kustomize has no checksums
+        if item["kind"] == "Deployment":
+            item["spec"]["template"]["metadata"].pop("annotations", None)
+    assert by_helm == ordered(helm_chart.rendered(kubectl(), overlay))
+
+
+def test_options_of_the_bridge_reach_it():
+    options = "{--accelerator=v6e-1,--pool=web}"
+    (bridge,) = [
+        item for item in helm_rendered("--set", "replicas.bridge=1", "--set", f"bridge={options}")
+        if item["kind"] == "Deployment" and item["metadata"]["name"] == helm_chart.BRIDGE
+    ]  # fmt: skip
+    (container,) = bridge["spec"]["template"]["spec"]["containers"]
+    assert {"--accelerator=v6e-1", "--pool=web"} <= set(container["args"])
+    assert "--accelerator=v5e-1" not in container["args"]
 
 
 def test_values_of_an_environment_leave_no_placeholder(tmp_path):
@@ -133,6 +155,20 @@ def test_a_changed_value_renames_the_settings_so_that_pods_restart():
 
     before, after = settings(), settings("--set", "bucket=gs://other")
     assert len(before) == len(after) == 1 and before != after
+
+
+def test_settings_of_the_provisioner_reach_it_and_restart_it():
+    def provisioner(*options: str) -> tuple[dict[str, str], dict[str, str]]:
+        found = {
+            item["kind"]: item for item in helm_rendered(*options)
+            if item["metadata"]["name"] in ("manager", "tpu-provisioner-controller-manager")
+            and item["kind"] in ("ConfigMap", "Deployment")
+        }  # fmt: skip
+        template = found["Deployment"]["spec"]["template"]["metadata"]
+        return found["ConfigMap"]["data"], template["annotations"]
+
+    before, after = provisioner(), provisioner("--set", "provisioner.WARM_POOL_TTL=10m")
+    assert after[0] == {**before[0], "WARM_POOL_TTL": "10m"} and after[1] != before[1]
 
 
 def test_the_settings_of_the_overlay_are_all_rendered():

@@ -83,6 +83,8 @@ class ProvisionerHarness:
         self.jobsets: list[Any] = []
         self.pod_list: list[Any] = []
         self.stale_reason: str | None = None
+        self.jobs: list[Any] = []  # of JobSets
+        self.misfits: dict[str, Any] = {}
         self.other_owners: dict[str, list[Any]] = {}  # of kinds other than JobSet, by kind
         self.create_executor = ThreadPoolExecutor(self.settings.concurrency)
         self.delete_executor = ThreadPoolExecutor(self.settings.concurrency)
@@ -127,6 +129,9 @@ class ProvisionerHarness:
             statuses |= pod_owners.owner_statuses(kind, resources)
         return statuses
 
+    def completed_jobs(self) -> Any:
+        return pod_owners.completed_jobs(self.jobs)
+
     def nodes(self) -> list[Any]:
         return self.simulated.all() if self.simulated else []
 
@@ -139,6 +144,12 @@ class ProvisionerHarness:
             self.simulated.cordoned.pop(node, None)
         else:
             self.simulated.cordoned[node] = at.isoformat()
+
+    def load_misfits(self) -> dict[str, Any]:
+        return self.misfits
+
+    def save_misfits(self, misfits: Any) -> None:
+        self.misfits = dict(misfits)
 
     def fetch_owner(self, namespace: str, name: str) -> pod_owners.OwnerStatus | None:
         return self.owners().get((namespace, name))

@@ -182,6 +182,42 @@ def _reconciles(harness: ProvisionerHarness) -> bool:
     return True
 
 
+READS = {"operations": "failed_creates", "the cluster": "auto_provisioned"}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "fails"])
+def test_no_other_read_delays_a_deletion(read, hangs):
+    harness = ProvisionerHarness(list_timeout=timedelta(seconds=1))
+    harness.submit("old")
+    harness.advance(MINUTE)
+    harness.gke.fail_next_creation(8, "GCE_STOCKOUT")
+    harness.submit("new")  # GKE says in its operations why it fails
+    release = threading.Event()
+
+    def broken() -> Any:
+        if hangs:
+            release.wait(900)
+        raise ProviderUnavailable("GKE: 429")
+
+    pools = GkeNodePools(client(harness.server.address), harness.settings.parent)
+    setattr(pools, read, broken)
+    harness.restart(pools)
+
+    def is_deleted() -> bool:
+        _reconciles(harness)
+        harness.provisioner.collect_results(timeout=900)
+        harness.clock.advance(timedelta(seconds=5))
+        return any(name.startswith("old-") for name in harness.gke.deleted_at)
+
+    try:
+        harness.end("old")
+        wait_until(is_deleted, 60, lambda: f"{harness.states()}")
+    finally:
+        release.set()
+        harness.close()
+
+
 class SlowSink:
     """Accepts events only once `accept` is set."""
 

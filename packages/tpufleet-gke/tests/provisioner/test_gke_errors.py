@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
+from tests.provisioner import builders
 from tests.provisioner.harness import ProvisionerHarness
 from tpufleet_gke.provisioner.gke import failures
+from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_gke.provisioner.model.cluster_state import FailureCause
 from tpufleet_testbed.gke import api_errors
 
@@ -205,3 +207,27 @@ def test_a_pool_that_lost_a_node_is_replaced_once(harness):
     harness.reconcile(60, every=20 * SECOND)
     assert phases(harness) == ["Running"]
     assert len(harness.gke.created) <= 2
+
+
+def tenants(harness, *namespaces, **pod_options):
+    """A JobSet of one slice in each namespace."""
+    for namespace in namespaces:
+        harness.jobsets.append(builders.jobset(f"{namespace}-job", namespace=namespace))
+        harness.pod_list.append(
+            builders.pod(f"{namespace}-job", namespace=namespace, **pod_options)
+        )
+
+
+def test_an_invalid_request_of_one_tenant_blocks_no_other(harness):
+    harness.gke.fail_next_creation(3, "The resource 'subnetworks/typo' was not found")
+    tenants(harness, "bad", "good")
+    harness.advance(5 * MINUTE)
+    assert phases(harness) == ["Running", "Running"]  # the bad one in its second zone
+
+
+def test_a_mistyped_reservation_blocks_only_those_who_name_it(harness):
+    harness.gke.reservations = {"right": 8}
+    for namespace, name in (("bad", "wrong"), ("good", "right")):
+        tenants(harness, namespace, node_selector={label_keys.RESERVATION: name})
+        harness.advance(MINUTE)
+    assert phases(harness) == ["Pending", "Running"]

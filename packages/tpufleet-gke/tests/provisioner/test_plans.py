@@ -22,14 +22,19 @@ from tpufleet_gke.provisioner.model.cluster_state import (
     PoolStatus,
     PoolUser,
 )
+from tpufleet_gke.provisioner.model.gangs import GangMember
 from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation
 from tpufleet_gke.provisioner.planning import budgets, planner
-from tpufleet_gke.provisioner.planning.request_backoff import RequestBackoff
+from tpufleet_gke.provisioner.planning.request_backoff import PoolKind, RequestBackoff
 from tpufleet_gke.provisioner.settings import Limit
 
 OWNER = ("default", "train")
 ALIVE = {OWNER: OwnerStatus(uid="uid-default-train")}
 SECOND = timedelta(seconds=1)
+
+
+def at_most(pools):
+    return settings(budget_pools=Limit(pools))
 
 
 def demand(one=None, *, since=NOW, **pod_options):
@@ -185,10 +190,13 @@ def test_a_third_pool_is_created_only_while_others_use_both():
 
 
 def test_a_pool_that_no_longer_matches_its_pods_is_replaced():
-    spot = pool_spec(node_selector={label_keys.SPOT: "true"})
+    spot = pool_spec(
+        node_selector={label_keys.SPOT: "true"},
+        tolerations=[{"key": label_keys.SPOT, "operator": "Exists"}],
+    )
     result = plan([pool()], [demand(spot)])
     assert [one.reason for one in result.deletes] == [
-        "its pods now require spot capacity, not on-demand"
+        f"its pods now require the label {label_keys.SPOT}=true"
     ]
     assert result.creates == ()
     assert plan([], [demand(spot)]).creates[0].location.capacity is PoolCapacity.SPOT
@@ -387,17 +395,18 @@ def test_a_machine_without_a_known_price_is_not_bought_while_dollars_are_limited
 
 
 def test_under_a_budget_the_longest_waiting_pod_is_served_first():
-    late, early = demand(job=0, since=NOW), demand(job=1, since=NOW - SECOND)
-    result = plan(demands=[late, early], with_settings=settings(budget_pools=Limit(1)))
-    assert [one.spec.parent.name for one in result.creates] == ["train-slice-1"]
+    late, early = demand(since=NOW), demand(jobset="early", since=NOW - SECOND)
+    owners = ALIVE | {("default", "early"): OwnerStatus(uid="uid-default-early")}
+    result = plan(demands=[late, early], owners=owners, with_settings=at_most(1))
+    assert [one.spec.parent.name for one in result.creates] == ["early-slice-0"]
 
 
 def out_of_stock(*locations):
     backoff = RequestBackoff()
-    shape = pool_spec().shape
+    kind = PoolKind.of_spec(pool_spec())
     for location in locations:
         failure = PoolFailure(FailureCause.OUT_OF_STOCK, "none left")
-        backoff.record_location_failure(location, shape.machine_type, shape.nodes, failure, NOW)
+        backoff.record_location_failure(location, kind, failure, NOW)
     return backoff
 
 
@@ -433,6 +442,17 @@ def test_when_every_zone_is_out_of_stock_the_pod_waits_for_a_retry():
     assert len(later.creates) == 1
 
 
+def test_a_tenant_is_told_of_a_shortage_but_not_whom_it_hit():
+    backoff, spec = RequestBackoff(), pool_spec(namespace="other")
+    failure = PoolFailure(FailureCause.OUT_OF_STOCK, "none for secret-job", "gke-c-secret-job-1f")
+    kind = PoolKind.of_spec(pool_spec(namespace="secret"))
+    backoff.record_location_failure(spec.locations[0], kind, failure, NOW)
+    owners = {("other", "train"): OwnerStatus(uid="uid-other-train")}
+    (waiting,) = plan(demands=[demand(spec)], owners=owners, backoff=backoff).waiting
+    assert waiting.report and "no capacity for another request" in waiting.reason
+    assert "secret" not in waiting.reason + waiting.detail
+
+
 def test_backoff_does_not_apply_to_other_sizes():
     with_zones = settings(zones=("zone-a",))
     small = pool_spec(with_zones, node_selector={label_keys.TOPOLOGY: "2x2"})
@@ -454,3 +474,28 @@ def test_waits_grow_and_permanent_failures_wait_an_hour():
 def test_a_pod_of_an_ended_or_suspended_jobset_gets_no_pool():
     assert plan(demands=[demand()], owners=ended(0)).creates == ()
     assert plan(demands=[demand()], owners=suspended(0)).creates == ()
+
+
+STRANDED = {
+    "too many pods": (4, 8, "4 of 4 nodes ready, for 8 pods at a time; set parallelism to 4"),
+    "a node is gone": (3, 4, "3 of 4 nodes ready; GKE replaces the missing ones"),
+    "taken by something else": (4, 4, "4 of 4 nodes ready: 4 Insufficient google.com/tpu"),
+}
+
+
+@pytest.mark.parametrize(("nodes", "pods", "message"), STRANDED.values(), ids=STRANDED)
+def test_a_pod_beside_its_running_leader_is_told_that_no_pool_will_come(nodes, pods, message):
+    existing, job = pool(), ("default", "train-slice-0")
+    member = GangMember(pool_spec().shape, stage=0, pods=pods)
+    known = {OWNER: OwnerStatus(uid="uid-default-train", members={job[1]: member})}
+    worker = PoolDemand(
+        pod=PodRef(namespace=job[0], name="worker", uid="w", owner_name="train", job=job[1]),
+        since=NOW - timedelta(minutes=3),
+        scheduler_message="4 Insufficient google.com/tpu",
+    )
+    observed = {"placed_jobs": frozenset({job}), "users": {existing.name: frozenset({runs()})}}
+    observed |= {"ready_nodes": {existing.name: nodes}, "stranded": [worker]}
+    (waiting,) = plan([existing], owners=known, **observed).waiting
+    assert waiting.report and waiting.reason.endswith(message)
+    young = replace(worker, since=NOW - SECOND)
+    assert not plan([existing], owners=known, **{**observed, "stranded": [young]}).waiting

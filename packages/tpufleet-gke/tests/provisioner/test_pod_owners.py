@@ -144,6 +144,28 @@ def test_each_owner_gets_a_pool_that_is_deleted_with_it(harness):
     assert harness.states() == {}
 
 
+CLAIMS = {
+    "by a label": (label_keys.OWNER_NAME, {}),
+    "by a label of old versions": (label_keys.LEGACY_OWNER, {}),
+    "by a selector": (label_keys.LEGACY_OWNER, {label_keys.LEGACY_OWNER: "victim"}),
+}
+
+
+@pytest.mark.parametrize(("key", "selector"), CLAIMS.values(), ids=CLAIMS)
+def test_a_job_cannot_have_its_pool_owned_by_another(harness, key, selector):
+    harness.jobsets = [builders.jobset("victim")]
+    harness.other_owners = {JOB: [resource("a")]}
+    pod = waiting(
+        "a-0", owner=("Job", "a"), labels={key: "victim"},
+        annotations={**INDEX, label_keys.COPY_LABELS: key},
+    )  # fmt: skip
+    pod["spec"]["nodeSelector"] |= selector
+    harness.pod_list = [pod]
+    harness.reconcile()
+    (pool,) = harness.gke.pools.values()
+    assert pod_owners.owner_from_labels(pool.config.labels) == ("default", "job/a")
+
+
 def test_each_group_has_a_pool_until_the_set_is_scaled_down(harness):
     harness.other_owners = {LEADER_WORKER_SET: [resource("serve", replicas=2)]}
     harness.pod_list = [group("serve", 0), group("serve", 1)]

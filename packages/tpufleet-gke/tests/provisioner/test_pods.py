@@ -91,12 +91,3 @@ def test_a_pod_of_a_jobset_without_a_controller_is_rejected():
     pod["metadata"]["ownerReferences"] = []
     with pytest.raises(BadInput, match="controller"):
         pod_owners.parent_of_pod(pod, pod_owners.owner_of_pod(pod))
-
-
-def test_required_zones_come_from_the_selector_or_affinity():
-    rule = {"key": label_keys.ZONE, "operator": "In", "values": ["us-a", "us-b"]}
-    required = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    assert pods.required_zones(builders.pod()) is None
-    assert pods.required_zones(builders.pod(node_selector={label_keys.ZONE: "us-c"})) == ("us-c",)
-    assert pods.required_zones(builders.pod(affinity=affinity)) == ("us-a", "us-b")

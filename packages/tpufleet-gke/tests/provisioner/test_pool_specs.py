@@ -88,6 +88,7 @@ def test_v6e_4x4_is_four_machines_of_four_chips():
 
 SPOT = {label_keys.SPOT: "true"}
 RESERVED = {label_keys.RESERVATION: "mine"}
+TOLERATES_SPOT = [{"key": label_keys.SPOT, "operator": "Exists"}]
 TAINT = {"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NO_SCHEDULE"}
 
 
@@ -101,8 +102,8 @@ def affinity(value):
 
 FLEX = {label_keys.FLEX_START: "true"}
 CAPACITY = [
+    pytest.param({}, True, {}, id="on-demand forced"),
     pytest.param(SPOT, False, {"spot": True, "taints": [TAINT]}, id="spot"),
-    pytest.param(SPOT, True, {}, id="spot, on-demand forced"),
     pytest.param(RESERVED, False, {"reservationAffinity": affinity("mine")}, id="reservation"),
     pytest.param(
         {**RESERVED, label_keys.RESERVATION_PROJECT: "other"},
@@ -110,7 +111,6 @@ CAPACITY = [
         {"reservationAffinity": affinity("projects/other/reservations/mine")},
         id="reservation of another project",
     ),
-    pytest.param(RESERVED, True, {}, id="reservation, on-demand forced"),
     pytest.param(
         {**RESERVED, label_keys.RESERVATION_BLOCK: "b1"},
         False,
@@ -137,7 +137,9 @@ CAPACITY = [
 
 @pytest.mark.parametrize(("node_selector", "forced", "capacity"), CAPACITY)
 def test_the_capacity_kind_follows_the_selectors(node_selector, forced, capacity):
-    config = request(settings(force_on_demand=forced), node_selector=node_selector)["config"]
+    config = request(
+        settings(force_on_demand=forced), node_selector=node_selector, tolerations=TOLERATES_SPOT
+    )["config"]
     spec = {key: config[key] for key in ("spot", "taints", "reservationAffinity") if key in config}
     assert spec == capacity
 
@@ -169,6 +171,16 @@ def test_pod_labels_are_copied_by_setting_and_by_annotation():
     )
     assert labels(by_setting) == OWN_LABELS | {"team": "a"}
     assert labels(by_annotation) == OWN_LABELS | {"team": "a", "cost": "b"}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [label_keys.OWNER_NAME, label_keys.OWNER_NAMESPACE, "kubernetes.io/os"],
+)
+def test_labels_of_gke_and_of_the_provisioner_are_not_copied(key):
+    """A Job's pool would otherwise belong to the JobSet that its pod names."""
+    copied = request(labels={key: "other"}, annotations={label_keys.COPY_LABELS: key})
+    assert labels(copied) == OWN_LABELS
 
 
 def test_disks_tags_and_accounts_come_from_the_settings():
@@ -259,7 +271,7 @@ def test_a_job_key_that_is_too_short_is_rejected():
 
 
 HASHED = [
-    pytest.param({"node_selector": SPOT}, True, id="spot"),
+    pytest.param({"node_selector": SPOT, "tolerations": TOLERATES_SPOT}, True, id="spot"),
     pytest.param(
         {"node_selector": {label_keys.TOPOLOGY: "4x8"}}, True, id="topology with the same machine"
     ),
@@ -386,7 +398,7 @@ def test_without_a_zone_the_error_names_the_setting():
 
 def test_spot_fallback_comes_last_for_pods_that_tolerate_spot():
     with_settings = settings(zones=("a-1", "b-1"), spot_fallback=True)
-    spec = pool_spec(with_settings, tolerations=[{"key": label_keys.SPOT, "operator": "Exists"}])
+    spec = pool_spec(with_settings, tolerations=TOLERATES_SPOT)
     assert [str(location) for location in spec.locations] == [
         "a-1 (on-demand)",
         "b-1 (on-demand)",

@@ -437,3 +437,13 @@ def test_a_flex_start_pool_is_awaited_without_a_timeout(make):
     harness.complete()
     harness.advance(MINUTE)
     assert harness.states() == {}
+
+
+def test_a_worker_that_finds_no_node_has_an_event(make):
+    harness = make(simulate_nodes=True)
+    harness.submit(**{"node_selector": {label_keys.TOPOLOGY: "2x2"}})
+    harness.pod_list.append(builders.pod(index="1", node_selector={label_keys.TOPOLOGY: "2x2"}))
+    harness.advance(5 * MINUTE)
+    assert len(harness.gke.created) == 1
+    messages = harness.events.messages("NodePoolCreationFailed")
+    assert len(messages) == 1 and "no room on node pool" in messages[0]

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner.harness import ProvisionerHarness
+from tpufleet.clocks import ManualClock
 from tpufleet_gke.provisioner.model import label_keys
 
 ZONE = "us-central1-a"
@@ -35,15 +36,14 @@ IMPOSSIBLE = {
     "500 CPUs": (requests(cpu="500"), "cpu"),
     # GKE reserves some of each node.
     "all memory of the machine": (requests(memory="192Gi"), "memory; a node of ct5lp-hightpu-4t"),
+    "a label of GKE's that no node has": (
+        {"node_selector": {"cloud.google.com/gke-sandbox": "true"}}, "gke-sandbox=true",
+    ),
     "all CPUs of the machine": (requests(cpu="112"), "cpu; a node of ct5lp-hightpu-4t has 111"),
-}
+}  # fmt: skip
 LEFT_TO_GKE = {"node_selector": {label_keys.COMPUTE_CLASS: "tpus"}}
 # Known only to the scheduler, once there are nodes.
 MISFITS = {
-    "a label of GKE's that no node has": (
-        {"node_selector": {"cloud.google.com/gke-sandbox": "true"}},
-        "didn't match Pod's node affinity",
-    ),
     "another extended resource": (
         requests(**{"example.com/nic": "1"}),
         "Insufficient example.com/nic",
@@ -71,6 +71,80 @@ def test_a_pool_that_its_pod_does_not_fit_is_deleted_and_not_bought_again(harnes
     assert reason in harness.events.messages("NodePoolCreationFailed")[-1]
     harness.reconcile(24 * 12, every=5 * MINUTE)
     assert len(harness.gke.created) <= 6
+
+
+def test_the_bill_of_a_jobset_says_what_was_used(harness):
+    harness.submit(**{"node_selector": {label_keys.TOPOLOGY: "2x2"}})
+    harness.reconcile(30, every=10 * SECOND)
+    assert harness.pod_list[0]["status"]["phase"] == "Running"
+    start = {"namespace": "default", "owner": "train"}
+    metrics = harness.provisioner.metrics
+
+    def bill():
+        seconds = [
+            metrics.value("tpu_provisioner_chip_seconds_total", {**start, "used": used})
+            for used in ("true", "false")
+        ]
+        return *seconds, metrics.value("tpu_provisioner_dollars_total", start)
+
+    used, unused, dollars = bill()
+    harness.reconcile(60, every=10 * SECOND)
+    harness.end("train")
+    harness.reconcile(6, every=10 * SECOND)
+    assert harness.states() == {}
+    more_used, more_unused, more_dollars = (
+        after - before for after, before in zip(bill(), (used, unused, dollars), strict=True)
+    )
+    assert 4 * 590 <= more_used <= 4 * 610 and 0 < more_unused <= 4 * 40
+    assert more_dollars == pytest.approx(1.2 * (more_used + more_unused) / 3600)
+    (message,) = harness.events.messages("NodePoolDeletionSucceeded")
+    assert "chip-hours, $" in message and "unused for" in message
+    harness.reconcile(70, every=MINUTE)
+    assert bill() == (0, 0, 0)  # long enough to be scraped, and not for ever
+
+
+def test_the_oldest_wait_is_a_metric(harness):
+    harness.gke.stock = {(ZONE, "ct5lp-hightpu-4t"): 0}
+    harness.submit()
+    harness.advance(10 * MINUTE)
+    harness.submit("later", since=harness.clock.now())
+    harness.reconcile()
+    oldest = harness.provisioner.metrics.value("tpu_provisioner_oldest_wait_seconds")
+    assert 600 <= oldest < 620
+
+
+def test_one_cause_is_logged_once_for_all_pods(harness, caplog):
+    harness.gke.fail_next_call("create", "PERMISSION_DENIED", "no", times=20)
+    harness.submit(slices=20)
+    harness.advance(MINUTE)
+    assert len(harness.events.messages("NodePoolCreationFailed")) >= 20
+    warnings = [one for one in caplog.records if "CreationFailed on Pod" in one.getMessage()]
+    assert len(warnings) == 1
+
+
+def test_a_restart_does_not_forget_that_a_pod_fits_no_pool(harness):
+    harness.submit(**MISFITS["another extended resource"][0])
+    harness.advance(15 * MINUTE)
+    assert len(harness.gke.created) == 1 and harness.states() == {}
+    for _ in range(4):
+        harness.restart()
+        harness.advance(5 * MINUTE)
+    assert len(harness.gke.created) == 1
+
+
+@pytest.mark.parametrize("step", [20 * MINUTE, -20 * MINUTE], ids=["forwards", "backwards"])
+def test_a_step_of_the_clock_ends_no_timer(harness, step):
+    """A pool whose chips come late is healthy for ten minutes."""
+    harness.gke.device_plugin_delay = 3 * MINUTE
+    harness.submit()
+    harness.advance(MINUTE)
+    harness.simulated.clock = harness.gke.clock = steady = ManualClock(harness.clock.now())
+    harness.clock.step(step)
+    for _ in range(20):
+        steady.advance(10 * SECOND)
+        harness.reconcile(every=10 * SECOND)
+    assert "NodePoolDeletionStarted" not in harness.events.reasons()
+    assert len(harness.gke.created) == 1
 
 
 def test_a_late_device_plugin_is_awaited(harness):

@@ -72,8 +72,6 @@ class BackgroundTasks:
         self._stream = threading.Thread(target=self._follow_jobs, name="jobs", daemon=True)
 
     def start(self) -> None:
-        self._heartbeat()  # before any claim, so that other bridges see this one as alive
-        self.live_bridges = self._collection.live_bridges()
         self._heartbeats.start()
         self._stream.start()
 
@@ -83,7 +81,13 @@ class BackgroundTasks:
     def finish(self) -> None:
         """After `stop`. Without a heartbeat, other bridges take over the documents at once."""
         self._heartbeats.join(self._limits.heartbeat_seconds)
-        self._collection.delete_heartbeat()
+        with _surviving("the end of the heartbeat"):
+            self._collection.delete_heartbeat()
+
+    @property
+    def has_started(self) -> bool:
+        """Before any claim, so that other bridges see this one as alive."""
+        return self._last_heartbeat > float("-inf")
 
     def heartbeat_problem(self) -> str:
         """Why other bridges may consider this one dead; empty when they do not."""
@@ -120,15 +124,13 @@ class BackgroundTasks:
                 continue
 
     def _send_heartbeats(self) -> None:
-        while not self._stop.wait(self._limits.heartbeat_seconds):
+        while not self._stop.is_set():
             with _surviving("the heartbeat"):
-                self._heartbeat()
+                self._collection.write_heartbeat()
                 self.live_bridges = self._collection.live_bridges()
+                self._last_heartbeat = time.monotonic()
                 self._notify(self._orphans(self.live_bridges))
-
-    def _heartbeat(self) -> None:
-        self._collection.write_heartbeat()
-        self._last_heartbeat = time.monotonic()
+            self._stop.wait(self._limits.heartbeat_seconds)
 
     def _orphans(self, live_bridges: frozenset[str]) -> list[DocumentChange]:
         """Documents whose bridge is dead."""

@@ -136,8 +136,9 @@ class Bridge:
 
     def _iterate(self) -> None:
         self._last_iteration = time.monotonic()
-        self._ensure_listening()
-        self._resync_if_due()
+        if self._background.has_started:
+            self._ensure_listening()
+            self._resync_if_due()
         try:
             self._handle(self._inbox.get(timeout=self._wait_seconds()))
             while True:
@@ -152,7 +153,9 @@ class Bridge:
 
     def _wait_seconds(self) -> float:
         now = time.monotonic()
-        due = min(self._resync_at, now + RELISTEN_SECONDS, *self._retry_at.values())
+        due = min(now + RELISTEN_SECONDS, *self._retry_at.values(), float("inf"))
+        if self._background.has_started:
+            due = min(due, self._resync_at)
         return max(0.01, due - now)
 
     def _handle(self, message: BridgeMessage) -> None:
@@ -255,8 +258,8 @@ class Bridge:
             document_id, Backoff(first=RETRY_FIRST_SECONDS, longest=RETRY_MAX_SECONDS)
         )
         self._retry_at[document_id] = time.monotonic() + backoff.failed()
-        unexpected = not isinstance(error, FleetError)
-        if unexpected or backoff.failures == 1:
+        if backoff.failures == 1:
+            unexpected = not isinstance(error, FleetError)
             log.warning(
                 "%s failed: %s; retrying",
                 document_id,

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from tpufleet.errors import BadInput
 from tpufleet.model.job.jobs import JobId
@@ -18,6 +19,7 @@ from tpufleet.model.job.jobs import JobId
 COLLECTION = "tpu_jobs"
 DEFAULT_TIMEOUT = 300  # seconds
 MAX_TIMEOUT = 7 * 24 * 3600
+MAX_COUNT = 2**53  # exact in JavaScript, and far from Firestore's limit
 MAX_DOCUMENT_BYTES = 1024 * 1024  # Firestore's limit
 _RESERVED_BYTES = 3 * 1024  # for the bridge's fields except `result` and `error`
 REQUIRED_FREE_BYTES = _RESERVED_BYTES + 1024  # in a document before it runs
@@ -54,9 +56,10 @@ class DocumentClaim(
     """Which bridge holds a document. `fence` is a fencing token that grows with every takeover, so
     that a bridge that was presumed dead cannot write; `run_number` grows with every rerun."""
 
-    holder: str
-    fence: int
-    run_number: int
+    # Names a document too, so what Firestore refuses as an ID is no holder.
+    holder: Annotated[str, Meta(pattern=r"^(?!\.\.?$|__.*__$)[^/]+$", max_length=300)]
+    fence: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+    run_number: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
     job_id: JobId
 
     def to_fields(self) -> Fields:
@@ -108,6 +111,8 @@ def parse_request(data: Mapping[str, Any]) -> CodeRequest:
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if not is_number or not 0 < timeout <= MAX_TIMEOUT:  # also false for NaN
         errors.append(f"timeout: expected a number above 0, of at most {MAX_TIMEOUT} seconds")
+    if data.get("bridge") is not None and parse_claim(data) is None:
+        errors.append("bridge: is written by the bridge only; remove it")
     if errors:
         raise BadInput("; ".join(errors))
     assert isinstance(code, str) and challenge is not None

@@ -7,14 +7,15 @@ import functools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import FleetError, ProviderUnavailable
+from tpufleet.errors import FleetError, PermissionMissing, ProviderUnavailable
 from tpufleet_gke.provisioner.gke.auto_provisioning import AutoProvisioningLimits
+from tpufleet_gke.provisioner.gke.background_read import BackgroundRead
 from tpufleet_gke.provisioner.gke.calls import GkeCall, InFlightCalls, PoolAction
 from tpufleet_gke.provisioner.gke.node_pools import NodePools
 from tpufleet_gke.provisioner.gke.pool_listing import PoolListing
@@ -23,7 +24,12 @@ from tpufleet_gke.provisioner.kube.pool_events import CREATE_FAILED, LEFT_TO_GKE
 from tpufleet_gke.provisioner.kube.watched_cluster import WatchedCluster
 from tpufleet_gke.provisioner.metrics import ProvisionerMetrics
 from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods
-from tpufleet_gke.provisioner.model.cluster_state import ClusterState, ObservedPool, PoolStatus
+from tpufleet_gke.provisioner.model.cluster_state import (
+    ClusterState,
+    ObservedPool,
+    PoolFailure,
+    PoolStatus,
+)
 from tpufleet_gke.provisioner.model.pods import Json
 from tpufleet_gke.provisioner.planning import planner, pool_lifetime
 from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool, PoolPlan
@@ -31,6 +37,7 @@ from tpufleet_gke.provisioner.planning.pool_tracker import PoolTracker
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
 from tpufleet_gke.provisioner.result_handler import ResultHandler
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
+from tpufleet_gke.provisioner.steady_clock import SteadyClock
 
 log = logging.getLogger("tpufleet_gke.provisioner")
 T = TypeVar("T")
@@ -63,12 +70,18 @@ class Provisioner:
         self._clock, self._reporter, self._is_leader = clock, reporter, is_leader
         self.metrics = metrics or ProvisionerMetrics()
         self.tracker = PoolTracker()
+        self._delete_executor = delete_executor
         self._calls = InFlightCalls(create_executor, delete_executor, self.wake)
         self._listing = PoolListing(pools.list_pools, list_timeout)
         self._auto_provisioning = AutoProvisioningLimits(pools.auto_provisioned, list_timeout)
+        self._failed_creates = BackgroundRead(
+            pools.failed_creates, "operations", list_timeout, timedelta(0)
+        )
+        self._steady = SteadyClock(clock)
         self._results = ResultHandler(self.tracker, reporter, self.metrics)
-        self.last_success: datetime | None = None  # of a reconciliation
+        self.last_success = clock.uptime()  # of a reconciliation; at first: creation
         self._logged_plan: set[str] = set()
+        self._saved_misfits: dict[str, Any] | None = None  # None: not read as the leader yet
         self._wake = threading.Event()
         self._closing = threading.Event()
 
@@ -83,11 +96,13 @@ class Provisioner:
         """Handle calls that end within `timeout` seconds. Not safe while `reconcile` runs."""
         self._calls.wait(timeout)
         for result in self._calls.take_results():
-            self._results.handle_call(result, self._clock.now())
+            self._results.handle_call(result, self._steady.now())
 
     def run(self) -> None:
         """Reconcile until closed."""
-        with contextlib.closing(self._listing), contextlib.closing(self._auto_provisioning):
+        with contextlib.ExitStack() as reads:
+            for read in (self._listing, self._auto_provisioning, self._failed_creates):
+                reads.callback(read.close)
             self._reconcile_until_closed()
 
     def _reconcile_until_closed(self) -> None:
@@ -98,7 +113,11 @@ class Provisioner:
             if self._closing.is_set():
                 return
             try:
-                wait = self.reconcile() if self._is_leader() else self._settings.poll_interval
+                wait = self._settings.poll_interval
+                if self._is_leader():
+                    wait = self.reconcile()
+                else:
+                    self._saved_misfits = None
                 self.metrics.rounds.labels(outcome="done").inc()
             except Exception as error:
                 wait = self._settings.poll_interval
@@ -114,18 +133,51 @@ class Provisioner:
         stale = self._cluster.stale()
         if stale is not None:
             raise ProviderUnavailable(f"not reconciling: {stale}")
-        now = self._clock.now()
+        now = self._steady.now()
+        if self._saved_misfits is None:
+            self._restore_misfits()
         pools = self._listing.fetch()
-        has_errors = any(pool.managed and pool.failure is not None for pool in pools)
-        need_failures = has_errors or self.tracker.pending_creates
-        failures = self._pools.failed_creates() if need_failures else {}
+        failures = self._read_failures(pools, now)
         state = self._observe(pools, now)
         self._results.handle_pools(state, failures, now)
         plan = planner.plan_pools(state, self.tracker.backoff, self._settings, now)
         self._act(plan, state, now)
-        self._update_metrics(state)
-        self.last_success = now
+        self._save_misfits()
+        self._update_metrics(state, now)
+        self.last_success = self._clock.uptime()
         return self._next_wait(plan, state, now)
+
+    def _restore_misfits(self) -> None:
+        try:
+            self.tracker.backoff.restore_misfits(self._cluster.load_misfits())
+        except (PermissionMissing, ValueError, TypeError) as error:
+            log.warning("cannot read which pods fit no pool: %s", error)
+        self._saved_misfits = self.tracker.backoff.misfits
+
+    def _save_misfits(self) -> None:
+        misfits = self.tracker.backoff.misfits
+        if misfits == self._saved_misfits or self._dry_run:
+            return
+        self._saved_misfits = misfits
+
+        def save() -> None:
+            try:
+                self._cluster.save_misfits(misfits)
+            except FleetError as error:
+                log.warning("cannot save which pods fit no pool: %s", error)
+
+        self._delete_executor.submit(save)
+
+    def _read_failures(
+        self, pools: Sequence[ObservedPool], now: datetime
+    ) -> Mapping[str, PoolFailure]:
+        """What GKE says of creations that failed. Nothing when it does not say so at once: then
+        what the pools themselves show has to do."""
+        has_errors = any(pool.managed and pool.failure is not None for pool in pools)
+        if not has_errors and not self.tracker.pending_creates:
+            return {}
+        fresh = self._failed_creates.update(now, wait_for_it=True)
+        return self._failed_creates.value or {} if fresh else {}
 
     def _observe(self, pools: Sequence[ObservedPool], now: datetime) -> ClusterState:
         owners = self._cluster.owners()
@@ -135,7 +187,7 @@ class Provisioner:
             if self._settings.respect_auto_provisioning
             else frozenset()
         )
-        demands = observations.pool_demands(owned, owners, self._settings, auto_provisioned)
+        demands = observations.pool_demands(owned, owners, self._settings, auto_provisioned or ())
         nodes = [node for node in self._cluster.nodes() if _is_managed(node)]
         parents = {
             (demand.pool_spec.namespace, demand.pool_spec.parent.name)
@@ -144,17 +196,22 @@ class Provisioner:
         }
         demanded = {pool.name for pool in pools if pool.parent in parents}
         cordoned_since, cordoned = observations.cordoned_pools(nodes)
-        self._reporter.forget_except({demand.pod.uid for demand in demands})
+        stranded = observations.stranded_pods(owned, self._settings)
+        self._reporter.forget_except({waiting.pod.uid for waiting in (*demands, *stranded)})
         state = ClusterState(
             pools=pools,
             owners=owners,
             demands=demands,
+            stranded=stranded,
             youngest_node_at=observations.youngest_nodes(nodes),
             ready_nodes=observations.ready_nodes(nodes),
             ready_chips=observations.ready_chips(nodes, self._settings.pod_resource),
             users=observations.pool_users(owned, nodes),
+            placed_jobs=observations.placed_jobs(owned),
+            completed_jobs=self._cluster.completed_jobs(),
             cordoned_since=cordoned_since,
             cordoned=cordoned,
+            knows_auto_provisioning=auto_provisioned is not None,
         )
         calls = self._calls
         return self.tracker.observe(
@@ -214,7 +271,7 @@ class Provisioner:
     def _delete(self, delete: DeletePool) -> bool:
         if delete.orphan and not self._owner_is_gone(delete.pool):
             return False
-        if self._has_users(delete.pool):
+        if not delete.evict and self._has_users(delete.pool):
             return False
         self._pools.delete(delete.pool.name)
         return True
@@ -263,7 +320,10 @@ class Provisioner:
             str(node["metadata"]["name"]) for node in nodes if observations.pool_of(node) == pool
         ]
 
-    def _update_metrics(self, state: ClusterState) -> None:
+    def _update_metrics(self, state: ClusterState, now: datetime) -> None:
+        self.metrics.charge(self.tracker.bill.charge(state, self._settings, now), now)
+        oldest = min((demand.since for demand in state.demands), default=now)
+        self.metrics.oldest_wait.set(max((now - oldest).total_seconds(), 0))
         managed = [pool for pool in state.pools if pool.managed]
         statuses = Counter(pool.status for pool in managed)
         for status in PoolStatus:

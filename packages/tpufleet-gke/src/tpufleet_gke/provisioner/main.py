@@ -64,7 +64,9 @@ class ProvisionerProgram:
         self._clock = clock or SystemClock()
         self._connection = Connection(options.kubeconfig, manager=label_keys.EVENT_SOURCE)
         self._metrics = ProvisionerMetrics()
-        self._cluster = WatchedCluster(self._connection, self._wake, settings.served_kinds)
+        self._cluster = WatchedCluster(
+            self._connection, self._wake, settings.served_kinds, options.namespace
+        )
         self._elector = self._make_elector(settings, options) if options.leader_elect else None
         self._create_executor = ThreadPoolExecutor(
             max(settings.concurrency, 1), thread_name_prefix="create"
@@ -88,7 +90,6 @@ class ProvisionerProgram:
             is_leader=self._is_leader,
             dry_run=options.dry_run,
         )
-        self._started_at = self._clock.now()
         health = {"/healthz": self._healthz, "/readyz": self._readyz}
         self.probe_server = ProbeServer(options.probe_address, health)
         self.metrics_server = ProbeServer(
@@ -134,9 +135,9 @@ class ProvisionerProgram:
         return self._elector is None or self._elector.leading
 
     def _healthz(self) -> tuple[int, str]:
-        last = self._provisioner.last_success or self._started_at
-        if self._is_leader() and self._clock.now() - last > UNHEALTHY_AFTER:
-            return 500, f"no successful reconciliation since {last:%Y-%m-%d %H:%M:%S} UTC\n"
+        since = self._clock.uptime() - self._provisioner.last_success
+        if self._is_leader() and since > UNHEALTHY_AFTER:
+            return 500, f"no successful reconciliation for {since.total_seconds():.0f} s\n"
         stale = stale_caches(self._cluster.caches, after=UNHEALTHY_AFTER)
         return (200, "ok\n") if stale is None else (500, f"{stale}\n")
 

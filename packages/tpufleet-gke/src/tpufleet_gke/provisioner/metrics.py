@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import partial
 
 from prometheus_client import (
@@ -13,6 +14,8 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+
+from tpufleet_gke.provisioner.planning.bill import KEPT_FOR, Charge
 
 # Seconds. A TPU node pool takes minutes to create.
 LATENCY_BUCKETS = (5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600)
@@ -33,6 +36,20 @@ class ProvisionerMetrics:
         self.waiting_pods = gauge(
             "tpu_provisioner_waiting_pods", "Leader pods that wait for a node pool."
         )
+        self.oldest_wait = gauge(
+            "tpu_provisioner_oldest_wait_seconds", "How long the first of them has waited."
+        )
+        self.chip_seconds = counter(
+            "tpu_provisioner_chip_seconds_total",
+            "Paid time of chips, by JobSet (or other owner), and whether a pod used them.",
+            ["namespace", "owner", "used"],
+        )
+        self.dollars = counter(
+            "tpu_provisioner_dollars_total",
+            "Cost of node pools at list prices, by JobSet (or other owner).",
+            ["namespace", "owner"],
+        )
+        self._charged_at: dict[tuple[str, str], datetime] = {}  # by namespace and owner
         self.leading = gauge("tpu_provisioner_leading", "1 on the replica that holds the lease.")
         self.calls = counter(
             "tpu_provisioner_calls_total",
@@ -53,6 +70,21 @@ class ProvisionerMetrics:
             "tpu_provisioner_deletion_seconds",
             "From the end of a JobSet until its node pool is deleted.",
         )
+
+    def charge(self, charges: Sequence[Charge], now: datetime) -> None:
+        """Owners without a node pool are forgotten, so that series do not pile up."""
+        for one in charges:
+            key = one.namespace, one.owner
+            self._charged_at[key] = now
+            for used, counts in (("true", one.used), ("false", not one.used)):
+                self.chip_seconds.labels(*key, used).inc(one.chip_seconds if counts else 0)
+            self.dollars.labels(*key).inc(one.dollars)
+        for key, at in list(self._charged_at.items()):
+            if at + KEPT_FOR < now:
+                del self._charged_at[key]
+                self.dollars.remove(*key)
+                for used in ("true", "false"):
+                    self.chip_seconds.remove(*key, used)
 
     def value(self, name: str, labels: Mapping[str, str] | None = None) -> float:
         """The current value of a sample; 0 when it has never been recorded."""

@@ -39,6 +39,7 @@ from tpufleet_gke.provisioner.planning.pool_tracker import (
     PendingCreate,
     PoolTracker,
 )
+from tpufleet_gke.provisioner.planning.request_backoff import SHARED_CAUSES, PoolKind
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
 
 log = logging.getLogger("tpufleet_gke.provisioner")
@@ -159,8 +160,11 @@ class ResultHandler:
         for pending, created, failure in self._tracker.take_finished_creates(pools, failures, now):
             self._handle_finished_create(pending, created, failure, now)
         for delete in self._tracker.take_finished_deletes(pools):
-            message = f"node pool {delete.pool.name}"
+            usage = self._tracker.bill.usage(delete.pool.name)
+            message = f"node pool {delete.pool.name}" + (f": {usage}" if usage else "")
             self._reporter.report_on_pool(delete.pool, None, state, DELETE_SUCCEEDED, message)
+
+        self._tracker.bill.forget_except(pools)
 
     def _handle_finished_create(
         self,
@@ -171,7 +175,7 @@ class ResultHandler:
     ) -> None:
         create = pending.create
         if pool is not None and pool.status not in ERROR_STATUSES:
-            self._tracker.backoff.clear_location(create.location, pool.machine_type, pool.nodes)
+            self._tracker.backoff.clear_location(create.location, create.spec)
             elapsed = (now - pending.requested_at).total_seconds()
             self._metrics.provisioning_seconds.observe(elapsed)
             message = f"node pool {create.pool_name} in {create.location}"
@@ -190,11 +194,10 @@ class ResultHandler:
         )
 
     def _back_off(self, create: CreatePool, failure: PoolFailure, now: datetime) -> None:
-        backoff, shape = self._tracker.backoff, create.spec.shape
-        if failure.cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA):
-            backoff.record_location_failure(
-                create.location, shape.machine_type, shape.nodes, failure, now
-            )
+        backoff = self._tracker.backoff
+        if failure.cause in SHARED_CAUSES:
+            kind = PoolKind.of_spec(create.spec)
+            backoff.record_location_failure(create.location, kind, failure, now)
         else:
             backoff.record_pool_failure(create.spec, failure, now)
 

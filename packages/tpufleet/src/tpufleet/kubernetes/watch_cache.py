@@ -37,6 +37,7 @@ class WatchCache:
         *,
         namespace: str | None = None,
         labels: Mapping[str, Any] | None = None,
+        fields: Mapping[str, Any] | None = None,
         stale_after: timedelta = STALE_AFTER,
         backoff: Backoff | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -44,7 +45,7 @@ class WatchCache:
         self._connection = connection
         self.kind = kind
         self._on_change = on_change
-        self._scope: dict[str, Any] = {"namespace": namespace, "labels": labels}
+        self._scope: dict[str, Any] = {"namespace": namespace, "labels": labels, "fields": fields}
         self._stale_after = stale_after
         self._backoff = backoff or Backoff(first=FIRST_RETRY, longest=LONGEST_RETRY)
         self._monotonic = monotonic

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 
-from tpufleet.errors import BadRequest, NotFound, PermissionMissing, ProviderUnavailable
+from tpufleet.errors import BadRequest, NotFound, PermissionMissing
+from tpufleet_gke.provisioner.gke.background_read import BackgroundRead
 
 log = logging.getLogger("tpufleet_gke.provisioner")
 
@@ -18,34 +18,22 @@ class AutoProvisioningLimits:
     """Only the first call is waited for: before, a pool could be bought that GKE buys too."""
 
     def __init__(self, read: Callable[[], frozenset[str]], timeout: timedelta) -> None:
-        self._read = read
-        self._timeout = timeout.total_seconds()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="auto-provisioning")
-        self._call: Future[frozenset[str]] | None = None
-        self._accelerators: frozenset[str] | None = None
-        self._read_at: datetime | None = None
+        self._read_limits = read
+        self._limits = BackgroundRead(self._read, "the cluster", timeout, REFRESH_AFTER)
         self._warned = False
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._limits.close()
 
-    def accelerators(self, now: datetime) -> frozenset[str]:
-        """Raises ProviderUnavailable while nothing is known."""
-        if self._call is None and (self._read_at is None or now - self._read_at >= REFRESH_AFTER):
-            self._call, self._read_at = self._executor.submit(self._read), now
-        if self._call is not None and (self._accelerators is None or self._call.done()):
-            self._take_result(self._call)
-        return self._accelerators if self._accelerators is not None else frozenset()
+    def accelerators(self, now: datetime) -> frozenset[str] | None:
+        """None while nothing is known."""
+        self._limits.update(now, wait_for_it=self._limits.value is None)
+        return self._limits.value
 
-    def _take_result(self, call: Future[frozenset[str]]) -> None:
+    def _read(self) -> frozenset[str]:
         try:
-            self._accelerators = call.result(self._timeout)
-        except TimeoutError as error:
-            raise ProviderUnavailable(
-                f"GKE has not described the cluster within {self._timeout:g} s"
-            ) from error
+            return self._read_limits()
         except (PermissionMissing, BadRequest, NotFound) as error:
-            self._accelerators = self._accelerators or frozenset()
             if not self._warned:
                 self._warned = True
                 log.warning(
@@ -53,10 +41,4 @@ class AutoProvisioningLimits:
                     "off. If it is, set RESPECT_NODE_AUTO_PROVISIONING=false",
                     error,
                 )
-        except ProviderUnavailable:
-            self._call = None
-            if self._accelerators is None:
-                self._read_at = None
-                raise
-            return
-        self._call = None
+            return self._limits.value or frozenset()

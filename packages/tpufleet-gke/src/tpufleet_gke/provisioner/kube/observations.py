@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tpufleet.errors import BadInput
@@ -44,6 +44,26 @@ def pool_demands(
     ]
 
 
+def stranded_pods(owned: Iterable[OwnedPod], settings: ProvisionerSettings) -> list[PoolDemand]:
+    """Unschedulable pods that lead no slice, and so get no pool of their own."""
+    return [
+        PoolDemand(
+            pod=PodRef(
+                namespace=one.pod["metadata"]["namespace"],
+                name=one.pod["metadata"]["name"],
+                uid=one.pod["metadata"]["uid"],
+                owner_name=one.owner.name,
+                job=pod_owners.parent_name(one.pod, one.owner),
+            ),
+            since=pods.created_at(one.pod),
+            scheduler_message=pods.scheduler_message(one.pod),
+        )
+        for one in owned
+        if not one.owner.is_leader
+        and pods.waits_for_pool(one.pod, replace(one.owner, is_leader=True), settings.pod_resource)
+    ]
+
+
 def _demand(
     pod: Json,
     owner: PodOwner,
@@ -59,6 +79,7 @@ def _demand(
         uid=metadata["uid"],
         owner_name=owner.name,
         owner_uid=status.uid if status else "",
+        job=pod_owners.parent_name(pod, owner),
     )
     reason = left_to_gke.left_to_gke(pod, auto_provisioned)
     if reason:
@@ -99,16 +120,22 @@ def pool_users(owned: Iterable[OwnedPod], nodes: Iterable[Json]) -> dict[str, fr
     return {pool: frozenset(of_pool) for pool, of_pool in users.items()}
 
 
+def placed_jobs(owned: Iterable[OwnedPod]) -> frozenset[tuple[str, str]]:
+    """Jobs whose leaders are bound to a node of any kind and have not ended."""
+    bound = (one for one in owned if (one.pod.get("spec") or {}).get("nodeName"))
+    users = (_pool_user(one.pod, one.owner) for one in bound)
+    return frozenset(user.parent for user in users if user is not None)
+
+
 def _pool_user(pod: Json, owner: PodOwner) -> PoolUser | None:
     ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
     if ended or not owner.is_leader:
         return None
     namespace = pod["metadata"]["namespace"]
-    try:
-        parent = pod_owners.parent_of_pod(pod, owner)
-    except BadInput:
+    parent = pod_owners.parent_name(pod, owner)
+    if not parent:
         return None  # its controller is gone; the pod will be garbage-collected
-    return PoolUser(owner=(namespace, owner.name), parent=(namespace, parent.name))
+    return PoolUser(owner=(namespace, owner.name), parent=(namespace, parent))
 
 
 def cordoned_pools(nodes: Iterable[Json]) -> tuple[dict[str, datetime], frozenset[str]]:

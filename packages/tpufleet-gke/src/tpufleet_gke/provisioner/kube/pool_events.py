@@ -4,6 +4,7 @@ people look at. The first seven reasons are those of the upstream provisioner.""
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
@@ -37,6 +38,7 @@ API_VERSIONS = {
     pod_owners.POD: POD.api_version,
 }
 MAX_DETAIL = 10_000  # characters in an annotation
+_PREFIX = re.compile(r"^(node pool \S+ in [^:]+: |pod \S+ of the same JobSet: )*")
 WARNINGS = {CREATE_FAILED, DELETE_FAILED, POOL_NOT_FOUND}
 
 
@@ -81,10 +83,15 @@ class EventReporter:
         `detail` is Google's whole text."""
         if self._last_reported.get(pod.uid) == (reason, message):
             return
+        # One cause often makes many pods wait: it is logged for the first of them.
+        known = (reason, _cause_of(message)) in {
+            (other, _cause_of(text)) for other, text in self._last_reported.values()
+        }
+        level = logging.DEBUG if known and reason == CREATE_FAILED else None
         self._last_reported[pod.uid] = (reason, message)
         reference = event_recorder.object_reference("Pod", pod.name, pod.namespace, pod.uid)
         annotations = {label_keys.FAILURE_CAUSE: cause.value} if cause is not None else {}
-        self._record(reference, reason, message, annotations, detail=detail)
+        self._record(reference, reason, message, annotations, detail=detail, log_level=level)
         if pod.owner_uid and pod.owner_uid != pod.uid:
             owner = _owner_reference(pod.namespace, pod.owner_name, pod.owner_uid)
             self._record(
@@ -139,6 +146,11 @@ class EventReporter:
             log.log(level, "GKE's whole message: %s", detail)
             annotations = {**(annotations or {}), label_keys.GKE_MESSAGE: detail[:MAX_DETAIL]}
         self._sink.record(reference, reason, message, warning=warning, annotations=annotations)
+
+
+def _cause_of(message: str) -> str:
+    """Without the node pool, the zone or the pod that it begins with."""
+    return _PREFIX.sub("", message)
 
 
 def _owner_reference(namespace: str, owner_name: str, uid: str) -> Json:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from tpufleet.errors import Conflict, NotFound
 from tpufleet.kubernetes import probes
@@ -16,12 +18,16 @@ from tpufleet.kubernetes.connections import (
     POD,
     Connection,
     Json,
+    ResourceKind,
 )
 from tpufleet.kubernetes.watch_cache import WatchCache
 from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 
 CORDON_ATTEMPTS = 5
+CONFIG_MAP = ResourceKind("", "v1", "ConfigMap", "configmaps")
+MISFITS = "misfits"
+MAX_MISFITS = 500  # an object has at most a mebibyte
 KUBERNETES_KINDS = {
     pod_owners.JOBSET: JOBSET,
     pod_owners.JOB: JOB,
@@ -39,14 +45,27 @@ class WatchedCluster:
         connection: Connection,
         on_change: Callable[[], None],
         served_kinds: Collection[str] = (pod_owners.JOBSET,),
+        namespace: str = label_keys.NAMESPACE,
     ) -> None:
-        self._connection = connection
+        self._connection, self._namespace = connection, namespace
+        from lightkube.operators import exists, not_in
+
         managed = {label_keys.MANAGER: label_keys.MANAGER_NAME}
         self._nodes = WatchCache(connection, NODE, on_change, labels=managed)
         self._pods = [
             WatchCache(connection, POD, on_change, labels=labels)
             for labels in _label_selectors(served_kinds)
         ]
+        if pod_owners.JOBSET in served_kinds and not {pod_owners.JOB, pod_owners.POD} & {
+            *served_kinds
+        }:
+            # Other pods of a Job, while they are pending.
+            others = {
+                label_keys.JOBSET_NAME: exists(),
+                label_keys.COMPLETION_INDEX: not_in(["0"]),
+            }
+            fields = {"status.phase": "Pending"}
+            self._pods.append(WatchCache(connection, POD, on_change, labels=others, fields=fields))
         self._owners = {
             kind: WatchCache(connection, KUBERNETES_KINDS[kind], on_change)
             for kind in served_kinds
@@ -54,8 +73,14 @@ class WatchedCluster:
         }
         if pod_owners.POD in served_kinds:
             self._owners[pod_owners.POD] = self._pods[0]
+        # Those of JobSets: a pool is released with its Job.
+        self._jobs = (
+            self._owners[pod_owners.JOB]
+            if pod_owners.JOB in served_kinds
+            else WatchCache(connection, JOB, on_change, labels={label_keys.JOBSET_NAME: exists()})
+        )
         self._caches = (
-            self._nodes, *self._pods,
+            self._nodes, *self._pods, *(() if pod_owners.JOB in served_kinds else (self._jobs,)),
             *(cache for kind, cache in self._owners.items() if kind != pod_owners.POD),
         )  # fmt: skip
 
@@ -95,6 +120,9 @@ class WatchedCluster:
             statuses |= pod_owners.owner_statuses(kind, cache.all())
         return statuses
 
+    def completed_jobs(self) -> Mapping[tuple[str, str], datetime]:
+        return pod_owners.completed_jobs(self._jobs.all())
+
     def pods_on(self, node: str) -> Sequence[Json]:
         """All pods bound to this node, from the API server."""
         pods, _ = self._connection.list(POD, fields={"spec.nodeName": node})
@@ -117,6 +145,17 @@ class WatchedCluster:
         change = cordon_change(node, at)
         change["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"]
         self._connection.patch(NODE, str(node["metadata"]["name"]), change)
+
+    def load_misfits(self) -> dict[str, Any]:
+        found = self._connection.find(CONFIG_MAP, MISFITS, self._namespace)
+        text = ((found or {}).get("data") or {}).get(MISFITS, "{}")
+        return dict(json.loads(text))
+
+    def save_misfits(self, misfits: Mapping[str, Any]) -> None:
+        latest = dict(list(misfits.items())[-MAX_MISFITS:])
+        metadata = {"name": MISFITS, "namespace": self._namespace}
+        data = {MISFITS: json.dumps(latest)}
+        self._connection.apply(CONFIG_MAP, {"metadata": metadata, "data": data})
 
     def fetch_owner(self, namespace: str, name: str) -> OwnerStatus | None:
         """From the API server, because a watch cache may be stale."""

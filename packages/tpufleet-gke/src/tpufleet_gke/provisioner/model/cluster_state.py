@@ -94,6 +94,7 @@ class PodRef:
     uid: str
     owner_name: str = ""  # see model.pod_owners
     owner_uid: str = ""
+    job: str = ""  # or what else shares one slice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +117,7 @@ class PendingPool:
     chips: int
     machine_type: str = ""
     capacity: PoolCapacity = PoolCapacity.ON_DEMAND
+    parent: str = ""  # name of the Job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +135,7 @@ class ClusterState:
     pools: Sequence[ObservedPool]
     owners: Mapping[tuple[str, str], OwnerStatus]  # by namespace and name
     demands: Sequence[PoolDemand]
+    stranded: Sequence[PoolDemand] = ()  # pods beside the leader of their Job that wait for a node
     youngest_node_at: Mapping[str, datetime] = field(default_factory=dict)
     ready_nodes: Mapping[str, int] = field(default_factory=dict)
     # Chips that the device plugin has registered on ready nodes.
@@ -146,6 +149,9 @@ class ClusterState:
     free_since: Mapping[str, datetime] = field(default_factory=dict)
     # The scheduler may place a Job's pods on a pool that was created for another Job.
     users: Mapping[str, frozenset[PoolUser]] = field(default_factory=dict)
+    # By namespace and name: Jobs whose leader is bound to a node of any kind, and completed ones.
+    placed_jobs: frozenset[tuple[str, str]] = frozenset()
+    completed_jobs: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
     idle_since: Mapping[str, datetime] = field(default_factory=dict)  # their Jobs run elsewhere
     unused_since: Mapping[str, datetime] = field(default_factory=dict)  # no leader runs on them
     # Running pools that are being given to another Job, and that Job.
@@ -156,6 +162,7 @@ class ClusterState:
     cordoned: frozenset[str] = frozenset()  # with any node that the provisioner cordoned
     cordon_reasons: Mapping[str, str] = field(default_factory=dict)  # why they are to be deleted
     can_cordon: bool = True  # False without the permission to
+    knows_auto_provisioning: bool = True  # False: GKE might create the nodes itself
     kept_until: Mapping[str, datetime] = field(default_factory=dict)  # a pod was found on them
     deleting: frozenset[str] = frozenset()  # deletion requested, not yet listed as STOPPING
     creating: Mapping[str, PendingPool] = field(default_factory=dict)  # requested, not yet listed

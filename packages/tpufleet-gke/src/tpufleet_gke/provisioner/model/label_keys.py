@@ -42,6 +42,9 @@ LOCATION_HINT = "cloud.google.com/gke-location-hint"
 ZONE = "topology.kubernetes.io/zone"
 REGION = "topology.kubernetes.io/region"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+MACHINE_FAMILY = "cloud.google.com/machine-family"
+CHIP_COUNT = "cloud.google.com/gke-accelerator-count"
+PROVISIONING = "cloud.google.com/gke-provisioning"
 
 # Set on nodes by GKE and by the provisioner.
 CORDONED_AT = f"{_DOMAIN}/cordoned-at"  # annotation, with unschedulable: about to be deleted

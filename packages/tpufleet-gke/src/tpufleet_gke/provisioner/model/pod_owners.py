@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.model import gangs, label_keys
+from tpufleet_gke.provisioner.model.gangs import GangMember
 
 Json = Mapping[str, Any]
 
@@ -28,6 +29,7 @@ class OwnerStatus:
     uid: str
     ended_at: datetime | None = None  # completed or failed
     suspended_at: datetime | None = None
+    members: Mapping[str, GangMember] = field(default_factory=dict)  # of a JobSet: by Job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +134,14 @@ def parent_of_pod(pod: Json, owner: PodOwner) -> PoolParent:
     return PoolParent(kind=controller["kind"], name=controller["name"])
 
 
+def parent_name(pod: Json, owner: PodOwner) -> str:
+    """Empty where the pod has lost its controller."""
+    try:
+        return parent_of_pod(pod, owner).name
+    except BadInput:
+        return ""
+
+
 def job_key_of_pod(pod: Json, owner: PodOwner) -> str:
     """Distinguishes pools of equally named owners. JobSet sets the key itself, as a label."""
     if owner.kind == JOBSET:
@@ -145,12 +155,13 @@ def owner_from_labels(labels: Mapping[str, str]) -> tuple[str, str] | None:
     name = labels.get(label_keys.OWNER_NAME)
     if name:
         return labels.get(label_keys.OWNER_NAMESPACE) or label_keys.LEGACY_NAMESPACE, name
-    legacy = labels.get(label_keys.LEGACY_OWNER)
-    if legacy:
-        return label_keys.LEGACY_NAMESPACE, legacy
     kind, name = labels.get(label_keys.PARENT_KIND, ""), labels.get(label_keys.PARENT_NAME)
     if name and kind in KINDS and labels.get(label_keys.OWNER_UID):
         return labels.get(label_keys.PARENT_NAMESPACE, ""), f"{kind}/{name}"
+    # Last: the key is in no reserved domain, so that any pod may select it.
+    legacy = labels.get(label_keys.LEGACY_OWNER)
+    if legacy:
+        return label_keys.LEGACY_NAMESPACE, legacy
     return None
 
 
@@ -175,7 +186,10 @@ def owner_statuses(kind: str, resources: Iterable[Json]) -> dict[tuple[str, str]
         namespace, name = metadata["namespace"], metadata["name"]
         match kind:
             case "jobset":
-                statuses[namespace, name] = _batch_status(resource)
+                status = _batch_status(resource)
+                if status.ended_at is None:
+                    status = replace(status, members=gangs.gang_members(resource))
+                statuses[namespace, name] = status
             case "job" if not _is_part_of_jobset(resource):
                 statuses[namespace, f"{JOB}/{name}"] = _batch_status(resource)
             case "pod" if _controller(resource) is None:
@@ -185,6 +199,19 @@ def owner_statuses(kind: str, resources: Iterable[Json]) -> dict[tuple[str, str]
                 for group in _group_names(resource):
                     statuses[namespace, f"{LEADER_WORKER_SET}/{group}"] = status
     return statuses
+
+
+def completed_jobs(jobs: Iterable[Json]) -> dict[tuple[str, str], datetime]:
+    """By namespace and name: Jobs that have succeeded, and when. JobSet deletes a Job that it runs
+    again."""
+    completed = {}
+    for job in jobs:
+        metadata = job["metadata"]
+        for condition in (job.get("status") or {}).get("conditions") or ():
+            if condition["type"] == "Complete" and condition.get("status") == "True":
+                at = parse_time(condition["lastTransitionTime"])
+                completed[metadata["namespace"], metadata["name"]] = at
+    return completed
 
 
 def _group_names(lws: Json) -> Iterable[str]:

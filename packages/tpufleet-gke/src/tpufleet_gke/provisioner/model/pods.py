@@ -85,47 +85,5 @@ def requested_resources(pod: Json) -> dict[str, float]:
     return total
 
 
-def tolerates(pod: Json, key: str) -> bool:
-    """A taint with this key and the effect NoSchedule, whatever its value."""
-    return any(
-        toleration.get("key") in (key, None, "")
-        and toleration.get("effect") in (None, "", "NoSchedule")
-        for toleration in pod["spec"].get("tolerations") or ()
-    )
-
-
-def required_zones(pod: Json) -> tuple[str, ...] | None:
-    """The zones in the pod's node selector or required affinity; None when it has neither."""
-    zone = (pod["spec"].get("nodeSelector") or {}).get(label_keys.ZONE)
-    if zone is not None:
-        return (zone,)
-    zones = [
-        value
-        for term in _required_terms(pod)
-        for rule in term.get("matchExpressions") or ()
-        if rule.get("key") == label_keys.ZONE and rule.get("operator") == "In"
-        for value in rule.get("values") or ()
-    ]
-    return tuple(dict.fromkeys(zones)) or None
-
-
-def required_labels(pod: Json) -> dict[str, str]:
-    """Labels a node must have: node selectors, and required affinity with a single value."""
-    labels: dict[str, str] = {}
-    terms = _required_terms(pod)
-    if len(terms) == 1:
-        for rule in terms[0].get("matchExpressions") or ():
-            values: list[str] = list(rule.get("values") or ())
-            if rule.get("operator") == "In" and len(values) == 1:
-                labels[rule["key"]] = values[0]
-    return labels | dict(pod["spec"].get("nodeSelector") or {})
-
-
-def _required_terms(pod: Json) -> list[Json]:
-    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    return list(required.get("nodeSelectorTerms") or ())
-
-
 def created_at(pod: Json) -> datetime:
     return pod_owners.parse_time(pod["metadata"]["creationTimestamp"])

@@ -6,16 +6,18 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet.model.fleet import compute_reservations
 from tpufleet.model.fleet.compute_reservations import ComputeReservation
-from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods, pool_shapes
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods, pool_shapes, scheduling
 from tpufleet_gke.provisioner.model.pod_owners import PodOwner, PoolParent
 from tpufleet_gke.provisioner.model.pods import Json
 from tpufleet_gke.provisioner.model.pool_shapes import PoolShape
+from tpufleet_gke.provisioner.model.scheduling import Node, Taint
 from tpufleet_gke.provisioner.settings import NodeNetwork, ProvisionerSettings, parse_networks
 
 HASH_PREFIX = "v2-"  # the former provisioner's hashes have no prefix, and cover fewer fields
@@ -26,6 +28,14 @@ MAX_POOLS_PER_JOB = 20  # when other Jobs occupy all but the last
 COPIED_SELECTORS = (label_keys.ICI_RESILIENCY, label_keys.LOCATION_HINT)
 # GKE sets labels in these domains itself, and rejects pools that set them.
 RESERVED_DOMAINS = ("cloud.google.com", "google.com", "kubernetes.io", "k8s.io", "gke.io")
+# The same on all nodes of TPU pools.
+_FIXED_LABELS = {
+    "kubernetes.io/os": "linux",
+    "kubernetes.io/arch": "amd64",
+    "cloud.google.com/gke-os-distribution": "cos",
+    "cloud.google.com/gke-container-runtime": "containerd",
+    "iam.gke.io/gke-metadata-server-enabled": "true",
+}
 
 
 class PoolCapacity(StrEnum):
@@ -50,11 +60,9 @@ class PoolLocation:
 class PoolNeeds:
     """What the pod itself requires of a pool besides its shape, whatever the settings are."""
 
-    capacities: frozenset[PoolCapacity]
-    zones: tuple[str, ...] | None = None  # None: any
+    pod_spec: Json  # for the scheduler's rules
     service_account: str = ""  # empty: any
     networks: tuple[NodeNetwork, ...] | None = None  # None: any
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +76,7 @@ class PoolSpec:
     owner_name: str  # see model.pod_owners
     parent: PoolParent
     shape: PoolShape
-    locations: tuple[PoolLocation, ...]  # in order of preference
+    locations: tuple[PoolLocation, ...]  # where the pod fits, in order of preference
     needs: PoolNeeds
     reservation: str = ""
     # Both without what depends on the location.
@@ -88,6 +96,45 @@ class PoolSpec:
     def hash(self) -> str:
         locations = [[location.zone, location.capacity] for location in self.locations]
         return _pool_hash(self._request(self.locations[0]), locations)
+
+    def unfit_reason(
+        self,
+        location: PoolLocation,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> str:
+        """Why the scheduler would not place the pod on a node of the pool that this spec makes
+        there, or of an existing one with this name and these labels; empty when it would."""
+        pool_labels = self.node_config["labels"] if labels is None else labels
+        return scheduling.misfit(
+            self.needs.pod_spec, self._node(location, name or self.name, pool_labels)
+        )
+
+    def _node(self, location: PoolLocation, name: str, labels: Mapping[str, str]) -> Node:
+        """With the labels that GKE and Kubernetes set on nodes of TPU pools."""
+        capacity, machine = location.capacity, self.shape.machine_type
+        by_gke = {
+            **_FIXED_LABELS,
+            label_keys.INSTANCE_TYPE: machine,
+            label_keys.ZONE: location.zone,
+            label_keys.REGION: location.zone.rpartition("-")[0],
+            label_keys.NODE_POOL: name,
+            label_keys.ACCELERATOR: self.shape.accelerator,
+            label_keys.TOPOLOGY: self.shape.topology,
+            label_keys.MACHINE_FAMILY: machine.partition("-")[0],
+            label_keys.CHIP_COUNT: str(self.shape.chips_per_node),
+            label_keys.PROVISIONING: "standard",
+        }
+        taints: tuple[Taint, ...] = ()
+        match capacity:
+            case PoolCapacity.SPOT:
+                by_gke |= {label_keys.SPOT: "true", label_keys.PROVISIONING: "spot"}
+                taints = (Taint(label_keys.SPOT, "true"),)
+            case PoolCapacity.FLEX_START:
+                by_gke |= {label_keys.FLEX_START: "true", label_keys.PROVISIONING: "flex-start"}
+            case PoolCapacity.RESERVED if self.reservation:
+                by_gke |= compute_reservations.parse(self.reservation).node_labels
+        return Node({**labels, **by_gke}, taints)
 
     def _request(self, location: PoolLocation) -> dict[str, Any]:
         """Without the hash label."""
@@ -126,8 +173,21 @@ def pool_spec_for_pod(
     pod: Json, owner: PodOwner, owner_uid: str, settings: ProvisionerSettings
 ) -> PoolSpec:
     """BadInput when no pool could ever serve this pod, so that a retry would not help."""
+    rejections: list[BadInput] = []
+    for term in scheduling.affinity_terms(pod["spec"]):
+        try:
+            return _pool_spec_for_term(pod, term, owner, owner_uid, settings)
+        except BadInput as error:
+            rejections.append(error)
+    raise rejections[0]
+
+
+def _pool_spec_for_term(
+    pod: Json, term: Json, owner: PodOwner, owner_uid: str, settings: ProvisionerSettings
+) -> PoolSpec:
+    """With the labels that this term of its node affinity asks for."""
     key, parent = pod_owners.job_key_of_pod(pod, owner), pod_owners.parent_of_pod(pod, owner)
-    selectors = pods.required_labels(pod)
+    selectors = scheduling.wanted_labels(pod["spec"], term)
     for required in (label_keys.TOPOLOGY, label_keys.ACCELERATOR):
         if required not in selectors:
             raise BadInput(f"the pod has no node selector {required}")
@@ -141,7 +201,7 @@ def pool_spec_for_pod(
         hashlib.sha1(f"{key}/{number}".encode()).hexdigest()
         for number in range(3, MAX_POOLS_PER_JOB + 1)
     ]
-    return PoolSpec(
+    spec = PoolSpec(
         name=pool_name(prefix, key, PREFIX_LENGTH, KEY_LENGTH),
         long_name=pool_name(prefix, key, LONG_NAME_PREFIX_LENGTH, LONG_NAME_KEY_LENGTH),
         extra_names=tuple(
@@ -152,14 +212,32 @@ def pool_spec_for_pod(
         owner_name=owner.name,
         parent=parent,
         shape=shape,
-        locations=_locations(pod, selectors, settings),
-        needs=_needs(pod, selectors),
+        locations=_candidate_locations(pod, selectors, settings),
+        needs=_needs(pod),
         reservation=_reservation(selectors),
         node_config=_node_config(
             pod, _owner_labels(pod, owner, parent, owner_uid), shape, selectors, settings
         ),
         pool_config=_pool_config(pod, shape, settings),
     )
+    unfit = {location: spec.unfit_reason(location) for location in spec.locations}
+    fitting = tuple(location for location, reason in unfit.items() if not reason)
+    if not fitting:
+        reason = " or ".join(dict.fromkeys(unfit.values()))
+        hint = _hint(spec, selectors, settings)
+        raise BadInput(f"the pod requires {reason}, which no node of a new pool has{hint}")
+    return replace(spec, locations=fitting)
+
+
+def _hint(spec: PoolSpec, selectors: Mapping[str, str], settings: ProvisionerSettings) -> str:
+    if settings.force_on_demand and selected_capacities(selectors):
+        return (
+            " because GCP_FORCE_ON_DEMAND is set; install the admission webhook with "
+            "FORCE_ON_DEMAND=true, which removes the selector"
+        )
+    if all(location.capacity is PoolCapacity.SPOT for location in spec.locations):
+        return f"; spot nodes need the toleration {label_keys.SPOT}=true:NoSchedule"
+    return ""
 
 
 def pool_name(jobset: str, job_key: str, prefix_length: int, key_length: int) -> str:
@@ -172,64 +250,46 @@ def pool_name(jobset: str, job_key: str, prefix_length: int, key_length: int) ->
     return f"{prefix}-{job_key[:key_length]}"
 
 
-def _locations(
-    pod: Json, selectors: dict[str, str], settings: ProvisionerSettings
+def _candidate_locations(
+    pod: Json, selectors: Mapping[str, str], settings: ProvisionerSettings
 ) -> tuple[PoolLocation, ...]:
-    required = pods.required_zones(pod)
-    if required is None:
-        zones = settings.zones
-        if not zones:
-            raise BadInput("no zone to create node pools in; set GCP_ZONE or GCP_ZONES")
-    else:
-        zones = tuple(z for z in required if not settings.zones or z in settings.zones)
-        if not zones:
-            raise BadInput(
-                f"the pod requires zone {' or '.join(required)}; allowed by GCP_ZONES: "
-                f"{', '.join(settings.zones)}"
-            )
-    if settings.force_on_demand:
-        capacities: tuple[PoolCapacity, ...] = (PoolCapacity.ON_DEMAND,)
-    elif (selected := _selected_capacity(selectors)) is not None:
-        capacities = (selected,)
-    else:
-        capacities = (PoolCapacity.ON_DEMAND,)
-        if settings.spot_fallback and pods.tolerates(pod, label_keys.SPOT):
-            capacities = (PoolCapacity.ON_DEMAND, PoolCapacity.SPOT)
+    """All that the settings allow, also where the pod does not fit."""
+    zones = settings.zones or scheduling.allowed_values(pod["spec"], label_keys.ZONE)
+    if not zones:
+        raise BadInput("no zone to create node pools in; set GCP_ZONE or GCP_ZONES")
+    capacities = selected_capacities(selectors)
+    if settings.force_on_demand or not capacities:
+        capacities = [PoolCapacity.ON_DEMAND]
+        if settings.spot_fallback and not settings.force_on_demand:
+            capacities.append(PoolCapacity.SPOT)
+    elif len(capacities) > 1:
+        kinds = " and ".join(capacities)
+        raise BadInput(f"the pod selects {kinds} capacity; select only one")
     return tuple(PoolLocation(zone, capacity) for capacity in capacities for zone in zones)
 
 
-def _needs(pod: Json, selectors: dict[str, str]) -> PoolNeeds:
+def selected_capacities(selectors: Mapping[str, str]) -> list[PoolCapacity]:
+    selected = {
+        PoolCapacity.RESERVED: bool(selectors.get(label_keys.RESERVATION)),
+        PoolCapacity.FLEX_START: selectors.get(label_keys.FLEX_START) == "true",
+        PoolCapacity.SPOT: selectors.get(label_keys.SPOT) == "true",
+    }
+    return [capacity for capacity, is_selected in selected.items() if is_selected]
+
+
+def _needs(pod: Json) -> PoolNeeds:
     annotations = pod["metadata"].get("annotations") or {}
-    selected = _selected_capacity(selectors)
-    if selected is not None:
-        capacities = {selected}
-    else:
-        capacities = {PoolCapacity.ON_DEMAND}
-        if pods.tolerates(pod, label_keys.SPOT):
-            capacities.add(PoolCapacity.SPOT)
     networks = annotations.get(label_keys.ADDITIONAL_NETWORKS)
     return PoolNeeds(
-        capacities=frozenset(capacities),
-        zones=pods.required_zones(pod),
+        pod_spec=pod["spec"],
         service_account=annotations.get(label_keys.NODE_SERVICE_ACCOUNT, ""),
         networks=None
         if networks is None
         else parse_networks(networks, label_keys.ADDITIONAL_NETWORKS),
-        labels=_selected_labels(selectors),
     )
 
 
-def _selected_capacity(selectors: dict[str, str]) -> PoolCapacity | None:
-    if selectors.get(label_keys.RESERVATION):
-        return PoolCapacity.RESERVED
-    if selectors.get(label_keys.FLEX_START) == "true":
-        return PoolCapacity.FLEX_START
-    if selectors.get(label_keys.SPOT) == "true":
-        return PoolCapacity.SPOT
-    return None
-
-
-def _reservation(selectors: dict[str, str]) -> str:
+def _reservation(selectors: Mapping[str, str]) -> str:
     """As the node pool names it; empty when the pod selects none."""
     name, block, sub_block = (
         selectors.get(key, "")
@@ -273,7 +333,7 @@ def _node_config(
     pod: Json,
     owner_labels: dict[str, str],
     shape: PoolShape,
-    selectors: dict[str, str],
+    selectors: Mapping[str, str],
     settings: ProvisionerSettings,
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
@@ -301,20 +361,18 @@ def _node_config(
     return config
 
 
-def _labels(pod: Json, selectors: dict[str, str], settings: ProvisionerSettings) -> dict[str, str]:
+def _labels(
+    pod: Json, selectors: Mapping[str, str], settings: ProvisionerSettings
+) -> dict[str, str]:
     pod_labels = pod["metadata"].get("labels") or {}
     annotations = pod["metadata"].get("annotations") or {}
     requested = [key.strip() for key in annotations.get(label_keys.COPY_LABELS, "").split(",")]
     keys = (*settings.pod_to_node_labels, *requested)
     copied = {key: pod_labels[key] for key in keys if key in pod_labels}
-    return {**copied, **_selected_labels(selectors)}
-
-
-def _selected_labels(selectors: dict[str, str]) -> dict[str, str]:
-    """Selectors that become labels of the pool."""
+    # GKE refuses labels of its domains, and those of the provisioner carry the ownership.
     return {
         key: value
-        for key, value in selectors.items()
+        for key, value in {**copied, **selectors}.items()
         if key in COPIED_SELECTORS or not is_reserved(key)
     }
 

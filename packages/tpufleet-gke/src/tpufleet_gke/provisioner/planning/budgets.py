@@ -19,12 +19,16 @@ Pool = ObservedPool | PendingPool
 
 
 def over_budget(
-    spec: PoolSpec,
+    specs: Sequence[PoolSpec],
     state: ClusterState,
     planned: Sequence[PendingPool],
     settings: ProvisionerSettings,
 ) -> str:
-    """Which limit the pool would exceed; empty when none. `planned` is created by the same plan."""
+    """Which limit these pools of one namespace would exceed together; empty when none. `planned` is
+    created by the same plan."""
+    namespace, costs = specs[0].namespace, [_requested_dollars(spec, settings) for spec in specs]
+    unknown = [spec for spec, cost in zip(specs, costs, strict=True) if cost is None]
+    requested_dollars = None if unknown else sum(cost or 0.0 for cost in costs)
     pools: list[tuple[str, Pool]] = [
         (pool.owner[0] if pool.owner else "", pool) for pool in state.pools if pool.managed
     ]
@@ -35,18 +39,18 @@ def over_budget(
         return pool.chips * (price or 0.0)
 
     measures: list[tuple[str, Limit, float | None, Callable[[Pool], float]]] = [
-        ("pools", settings.budget_pools, 1, lambda _: 1),
-        ("chips", settings.budget_chips, spec.shape.chips, lambda pool: pool.chips),
-        ("dollars", settings.budget_dollars, _requested_dollars(spec, settings), dollars),
+        ("pools", settings.budget_pools, len(specs), lambda _: 1),
+        ("chips", settings.budget_chips, sum(spec.shape.chips for spec in specs), _chips),
+        ("dollars", settings.budget_dollars, requested_dollars, dollars),
     ]
     for unit, limit, more, measure in measures:
-        for scope, most in (("", limit.total), (spec.namespace, limit.of(spec.namespace))):
+        for scope, most in (("", limit.total), (namespace, limit.of(namespace))):
             if most is None:
                 continue
             if more is None:
-                machine = spec.shape.machine_type
+                machine = unknown[0].shape.machine_type
                 return f"over budget: the price of {machine} is unknown; set CHIP_HOUR_DOLLARS"
-            used = sum(measure(pool) for namespace, pool in pools if scope in ("", namespace))
+            used = sum(measure(pool) for owner, pool in pools if scope in ("", owner))
             if used + more > most:
                 where = f" in namespace {scope}" if scope else ""
                 return (
@@ -54,6 +58,10 @@ def over_budget(
                     f"requested (BUDGET_{unit.upper()})"
                 )
     return ""
+
+
+def _chips(pool: Pool) -> float:
+    return pool.chips
 
 
 def _requested_dollars(spec: PoolSpec, settings: ProvisionerSettings) -> float | None:

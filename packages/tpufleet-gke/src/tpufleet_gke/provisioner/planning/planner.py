@@ -22,10 +22,12 @@ from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation
 from tpufleet_gke.provisioner.planning import (
     budgets,
     cordons,
+    gang_queue,
     pool_lifetime,
     pool_needs,
     warm_pools,
 )
+from tpufleet_gke.provisioner.planning.gang_queue import Gang
 from tpufleet_gke.provisioner.planning.pool_plan import (
     CreatePool,
     DeletePool,
@@ -43,20 +45,32 @@ SCHEDULING_GRACE = timedelta(seconds=15)
 ERROR_GRACE = timedelta(minutes=5)  # for a pool that runs with a transient error
 # Nodes of a running pool join the cluster and get pods within this time.
 NODE_JOIN_TIMEOUT = timedelta(minutes=2)
+RECHECK_UNKNOWN = timedelta(seconds=5)
 ADOPTED = "given to it"
 
 
 def plan_pools(
     state: ClusterState, backoff: RequestBackoff, settings: ProvisionerSettings, now: datetime
 ) -> PoolPlan:
-    """Pods that have waited longest are served first."""
+    """A gang gets all of its pools or none; those that have waited longest are served first."""
     planner = _Planner(state, backoff, settings, now)
     for pool in state.pools:
         if pool.managed and not planner.is_being_deleted(pool):
             planner.delete_if_unneeded(pool)
-    for demand in sorted(state.demands, key=lambda demand: (demand.since, demand.pod.uid)):
-        planner.serve(demand)
+    for gang in gang_queue.gangs_in_order(state):
+        planner.serve(gang)
+    planner.release_partial_gangs()
+    for demand in state.stranded:
+        planner.explain(demand)
     return cordons.cordon_first(planner.plan(), planner.held, state, settings, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    demand: PoolDemand
+    spec: PoolSpec
+    name: str
+    location: PoolLocation
 
 
 @dataclass(slots=True)
@@ -73,6 +87,8 @@ class _Planner:
     waiting: list[WaitingPod] = field(default_factory=list)
     misfits: list[PodMisfit] = field(default_factory=list)
     recheck_times: list[datetime] = field(default_factory=list)
+    reserved: list[PendingPool] = field(default_factory=list)  # for gangs that have begun
+    blocked: list[tuple[Gang, WaitingPod]] = field(default_factory=list)
     assigned_spares: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)  # not deleted yet, because GKE refused to
 
@@ -113,56 +129,155 @@ class _Planner:
             return
         self._add_delete(DeletePool(pool=pool, reason=reason, orphan=owner is None))
 
-    def serve(self, demand: PoolDemand) -> None:
+    def serve(self, gang: Gang) -> None:
+        outcomes: list[_Wanted | WaitingPod | None] = []
+        for demand in gang.demands:
+            outcomes.append(self._serve(demand, outcomes))
+        wanted = [one for one in outcomes if isinstance(one, _Wanted)]
+        waiting = [one for one in outcomes if isinstance(one, WaitingPod)]
+        # A request that passes soon delays no other slice.
+        lasting = (one for one in waiting if one.cause not in (None, FailureCause.TRANSIENT))
+        blocked = next(lasting, None)
+        if blocked is not None:
+            reason = f"pod {blocked.pod.name} of the same JobSet: {blocked.reason}"
+            for one in wanted:
+                self._wait(
+                    one.demand, reason, report=True, until=blocked.until, cause=blocked.cause
+                )
+        elif wanted:
+            blocked = self._check_budget(gang, wanted)
+        if blocked is None:
+            self.creates += [
+                CreatePool(
+                    spec=one.spec, location=one.location, pool_name=one.name, pod=one.demand.pod
+                )
+                for one in wanted
+            ]
+        else:
+            self.blocked.append((gang, blocked))
+        if gang.pools:
+            left_out = [one.demand for one in wanted] if blocked is not None else []
+            self.reserved += gang.reservation(left_out)
+
+    def _check_budget(self, gang: Gang, wanted: Sequence[_Wanted]) -> WaitingPod | None:
+        """None when there is room for the whole gang."""
+        specs = [one.spec for one in wanted]
+        specs += [replace(specs[0], shape=member.shape) for member in gang.unseen]
+        planned = [*(create.pending_pool for create in self.creates), *self.reserved]
+        excess = budgets.over_budget(specs, self.state, planned, self.settings)
+        if not excess:
+            return None
+        evicting = self._evict_warm(specs, planned, excess)
+        for one in wanted:
+            self._wait(
+                one.demand, excess, report=not evicting,
+                cause=None if evicting else FailureCause.QUOTA,
+            )  # fmt: skip
+        return self.waiting[-1]
+
+    def explain(self, demand: PoolDemand) -> None:
+        """A pod whose Job has its node pool already: no other one is to come."""
+        job = demand.pod.namespace, demand.pod.job
+        due = demand.since + NODE_JOIN_TIMEOUT
+        if job not in self.state.placed_jobs:
+            return  # it waits with its leader
+        if due > self.now:
+            self.recheck_times.append(due)
+            return
+        pool = next(
+            (
+                pool
+                for pool in self.state.pools
+                if any(user.parent == job for user in self.state.users.get(pool.name, ()))
+            ),
+            None,
+        )
+        if pool is None:
+            return
+        owner = self.state.owners.get((demand.pod.namespace, demand.pod.owner_name))
+        member = owner.members.get(demand.pod.job) if owner else None
+        nodes = f"{self.state.ready_nodes.get(pool.name, 0)} of {pool.nodes} nodes ready"
+        hint = "; GKE replaces the missing ones"
+        if self.state.ready_nodes.get(pool.name, 0) >= pool.nodes:
+            hint = f": {demand.scheduler_message}" if demand.scheduler_message else ""
+            if member is not None and member.pods > pool.nodes:
+                hint = f", for {member.pods} pods at a time; set parallelism to {pool.nodes}"
+        self._wait(
+            demand, f"no room on node pool {pool.name} of its Job: {nodes}{hint}",
+            report=True, cause=FailureCause.POD_MISFIT,
+        )  # fmt: skip
+
+    def release_partial_gangs(self) -> None:
+        """Slices that wait in vain for the others are paid for nothing. Those that run pods are
+        only taken where a gang that has waited longer needs what they hold: the pods may be at
+        work, and otherwise both might wait for each other for ever."""
+        for gang, waiting in self.blocked:
+            due = gang.since + self.settings.not_serving_timeout
+            pools = [pool for pool in gang.pools if not self.is_being_deleted(pool)]
+            if not pools:
+                continue
+            if due > self.now:
+                self.recheck_times.append(due)
+                continue
+            rival = any(
+                other.since < gang.since and _compete(other, reason, gang, waiting)
+                for other, reason in self.blocked
+            )
+            for pool in pools:
+                used = pool.name in self.state.users
+                if (used and not rival) or pool.name in self.deletes:
+                    continue
+                reason = f"its JobSet cannot get all of its slices: {waiting.reason}"
+                self._add_delete(DeletePool(pool=pool, reason=reason, evict=used))
+
+    def _serve(
+        self, demand: PoolDemand, before: Sequence[_Wanted | WaitingPod | None]
+    ) -> _Wanted | WaitingPod | None:
+        """What it needs, or why it gets nothing for now; None where a pool is there or to come."""
         spec = demand.pool_spec
         if demand.left_to_gke:
             self.waiting.append(
                 WaitingPod(pod=demand.pod, reason=demand.left_to_gke, report=True, left_to_gke=True)
             )
-            return
+            return None
         if spec is None:
-            self._wait(demand, demand.rejection, report=True, cause=FailureCause.INVALID_REQUEST)
-            return
+            cause = FailureCause.INVALID_REQUEST
+            return self._wait(demand, demand.rejection, report=True, cause=cause)
         if not pool_lifetime.is_active(self.state.owners.get((spec.namespace, spec.owner_name))):
-            return  # the pod is about to be deleted
+            return None  # the pod is about to be deleted
         existing = self._pools_for(spec)
         serving = next((pool for pool in existing if not self._is_occupied(pool, spec)), None)
         if serving is not None:
             self._follow(serving, demand, spec)
-            return
-        if any(
-            create.spec.parent == spec.parent and create.spec.namespace == spec.namespace
-            for create in self.creates
-        ):
-            return  # another pod of the same Job: one pool serves both
+            return None
+        if any(isinstance(one, _Wanted) and one.spec.parent == spec.parent for one in before):
+            return None  # another pod of the same Job: one pool serves both
+        if not self.state.knows_auto_provisioning:
+            return self._wait(
+                demand, "GKE has not described its node auto-provisioning yet",
+                until=self.now + RECHECK_UNKNOWN,
+            )  # fmt: skip
         failed = self.backoff.failure_of(spec)
         if failed is not None and failed.retry_at > self.now:
-            self._wait_after(demand, failed.failure, failed.retry_at)
-            return
+            return self._wait_after(demand, failed.failure, failed.retry_at)
         if existing and self._assign_spare(demand, spec):
-            return
+            return None
         if self._adopt_warm(demand, spec):
-            return
+            return None
         name = self._free_name(spec, existing)
         if name is None:
-            self._wait(
+            return self._wait(
                 demand,
                 f"{len(existing)} node pools were created for it and it runs on none of them; if "
                 "other Jobs occupy them, install the admission webhook",
                 report=True,
             )
-            return
         if name in self.state.creating:
-            self._wait_for(demand, name, "requested")
-            return
-        planned = [create.pending_pool for create in self.creates]
-        excess = budgets.over_budget(spec, self.state, planned, self.settings)
-        if excess and self._evict_warm(demand, spec, planned, excess):
-            return
-        if excess:
-            self._wait(demand, excess, report=True, cause=FailureCause.QUOTA)
-            return
-        self._create(demand, spec, name)
+            return self._wait_for(demand, name, "requested")
+        location = self._location(demand, spec)
+        if isinstance(location, WaitingPod):
+            return location
+        return _Wanted(demand, spec, name, location)
 
     def _add_delete(self, delete: DeletePool) -> None:
         """Unless GKE refused it a moment ago, or a pod was found there."""
@@ -185,22 +300,27 @@ class _Planner:
         report: bool = False,
         until: datetime | None = None,
         cause: FailureCause | None = None,
-    ) -> None:
-        self.waiting.append(
-            WaitingPod(pod=demand.pod, reason=reason, report=report, until=until, cause=cause)
+        detail: str = "",
+    ) -> WaitingPod:
+        waiting = WaitingPod(
+            pod=demand.pod, reason=reason, report=report, until=until, cause=cause, detail=detail
         )
+        self.waiting.append(waiting)
         if until is not None:
             self.recheck_times.append(until)
+        return waiting
 
     def _wait_for(
         self, demand: PoolDemand, pool: str, state: str, until: datetime | None = None
-    ) -> None:
+    ) -> WaitingPod:
         """A pool that is on its way; shown only by a dry run."""
-        self._wait(demand, f"node pool {pool}: {state}", until=until)
+        return self._wait(demand, f"node pool {pool}: {state}", until=until)
 
-    def _wait_after(self, demand: PoolDemand, failure: PoolFailure, until: datetime) -> None:
-        self._wait(demand, failure.message, report=True, until=until, cause=failure.cause)
-        self.waiting[-1] = replace(self.waiting[-1], detail=failure.detail)
+    def _wait_after(self, demand: PoolDemand, failure: PoolFailure, until: datetime) -> WaitingPod:
+        return self._wait(
+            demand, failure.message, report=True, until=until, cause=failure.cause,
+            detail=failure.detail,
+        )  # fmt: skip
 
     def _pools_for(self, spec: PoolSpec) -> list[ObservedPool]:
         """By parent Job; pools of old versions are recognised only by name."""
@@ -326,7 +446,7 @@ class _Planner:
         return False
 
     def _evict_warm(
-        self, demand: PoolDemand, spec: PoolSpec, planned: Sequence[PendingPool], excess: str
+        self, specs: Sequence[PoolSpec], planned: Sequence[PendingPool], excess: str
     ) -> bool:
         """Delete warm pools of other kinds that the budget has no room for."""
         warm = [
@@ -339,13 +459,12 @@ class _Planner:
         ]
         deleting = [pool.name for pool in self.state.pools if self.is_being_deleted(pool)]
         evicted = warm_pools.pools_to_evict(
-            spec, self.state, planned, self.settings, warm, [*deleting, *self.deletes]
+            specs, self.state, planned, self.settings, warm, [*deleting, *self.deletes]
         )
         if evicted is None or self.settings.warm_pool_ttl <= timedelta(0):
             return False
         for pool in evicted:
             self._add_delete(DeletePool(pool=pool, reason=excess))
-        self._wait(demand, excess)
         return True
 
     def _misfit_reason(self, pool: ObservedPool, demand: PoolDemand) -> str:
@@ -365,21 +484,27 @@ class _Planner:
         taken = {pool.name for pool in self.state.pools}
         return next((name for name in names if name not in taken), None)
 
-    def _create(self, demand: PoolDemand, spec: PoolSpec, name: str) -> None:
-        """In the first allowed location that is not backing off."""
+    def _location(self, demand: PoolDemand, spec: PoolSpec) -> PoolLocation | WaitingPod:
+        """The first allowed one that is not backing off."""
         failures: list[tuple[PoolLocation, FailedRequest]] = []
         for location in spec.locations:
             failed = self.backoff.failure_at(spec, location)
             if failed is None or failed.retry_at <= self.now:
-                self.creates.append(
-                    CreatePool(spec=spec, location=location, pool_name=name, pod=demand.pod)
-                )
-                return
+                return location
             failures.append((location, failed))
         soonest = min((failed for _, failed in failures), key=lambda failed: failed.retry_at)
+        visible = [(location, failed.seen_by(spec.namespace)) for location, failed in failures]
         failure = PoolFailure(
             soonest.failure.cause,
-            "; ".join(f"{location}: {failed.failure.message}" for location, failed in failures),
-            "\n".join(filter(None, (failed.failure.detail for _, failed in failures))),
+            "; ".join(f"{location}: {failure.message}" for location, failure in visible),
+            "\n".join(filter(None, (failure.detail for _, failure in visible))),
         )
-        self._wait_after(demand, failure, soonest.retry_at)
+        return self._wait_after(demand, failure, soonest.retry_at)
+
+
+def _compete(one: Gang, why: WaitingPod, other: Gang, other_why: WaitingPod) -> bool:
+    """Whether what the other gang holds might be what this one waits for."""
+    if FailureCause.QUOTA in (why.cause, other_why.cause):
+        return True
+    wanted = {demand.pool_spec.shape.machine_type for demand in one.demands if demand.pool_spec}
+    return bool(wanted & {pool.machine_type for pool in other.pools})

@@ -59,6 +59,9 @@ def unneeded_reason(
         return f"{name} has ended", owner.ended_at
     if owner.suspended_at is not None:
         return f"{name} is suspended", owner.suspended_at + settings.suspended_ttl
+    completed_at = state.completed_jobs.get(pool.parent) if pool.parent else None
+    if completed_at is not None and pool.parent is not None:
+        return f"Job {'/'.join(pool.parent)} is complete", completed_at
     idle_since = state.idle_since.get(pool.name)
     if idle_since is not None:
         return "idle: its Job runs on another pool", idle_since + IDLE_GRACE

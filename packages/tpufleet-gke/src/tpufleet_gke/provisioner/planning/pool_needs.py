@@ -7,6 +7,7 @@ other operator settings, is kept as long as its pods can use it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet import compute_reservations
@@ -18,6 +19,12 @@ from tpufleet_gke.provisioner.settings import NodeNetwork
 def unmet_need(pool: ObservedPool, spec: PoolSpec) -> str:
     """What its pods require and the pool is not; empty when it serves them. Values that GKE does
     not list count as met."""
+    location = replace(pool.location, zone=pool.zone or spec.locations[0].zone)
+    return unmet_config(pool, spec) or spec.unfit_reason(location, pool.name, pool.labels)
+
+
+def unmet_config(pool: ObservedPool, spec: PoolSpec) -> str:
+    """Likewise, without what is decided by labels and taints."""
     shape, needs = spec.shape, spec.needs
     if pool.machine_type and pool.machine_type != shape.machine_type:
         return f"machine type {shape.machine_type}, not {pool.machine_type}"
@@ -25,20 +32,13 @@ def unmet_need(pool: ObservedPool, spec: PoolSpec) -> str:
         return f"{shape.nodes} nodes, not {pool.nodes}"
     if pool.topology and pool.topology != shape.topology:
         return f"topology {shape.topology}, not {pool.topology}"
-    if pool.capacity not in needs.capacities:
-        return f"{' or '.join(sorted(needs.capacities))} capacity, not {pool.capacity}"
-    reserved = pool.capacity is PoolCapacity.RESERVED
+    reserved = pool.capacity is PoolCapacity.RESERVED and spec.reservation
     if reserved and not _same_reservation(pool.reservation, spec.reservation):
         return f"reservation {spec.reservation}, not {pool.reservation}"
-    if needs.zones is not None and pool.zone and pool.zone not in needs.zones:
-        return f"zone {' or '.join(needs.zones)}, not {pool.zone}"
     if needs.service_account and pool.service_account != needs.service_account:
         return f"service account {needs.service_account}"
     if needs.networks is not None and not same_networks(pool.networks, needs.networks):
         return "other additional networks"
-    for key, value in needs.labels.items():
-        if pool.labels.get(key) != value:
-            return f"the label {key}={value}"
     return ""
 
 

@@ -27,8 +27,9 @@ class CreatePool:
     def pending_pool(self) -> PendingPool:
         shape = self.spec.shape
         return PendingPool(
-            self.spec.namespace, shape.chips, shape.machine_type, self.location.capacity
-        )
+            self.spec.namespace, shape.chips, shape.machine_type, self.location.capacity,
+            self.spec.parent.name,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +38,7 @@ class DeletePool:
     reason: str
     orphan: bool = False  # its owner does not exist
     misfit: PoolSpec | None = None  # the waiting pod does not fit the pool of this spec
+    evict: bool = False  # even while pods run on it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,10 +15,12 @@ from tpufleet_gke.provisioner.model.cluster_state import (
     PoolFailure,
     PoolStatus,
 )
+from tpufleet_gke.provisioner.planning.bill import Bill
 from tpufleet_gke.provisioner.planning.pool_plan import CreatePool, DeletePool
 from tpufleet_gke.provisioner.planning.request_backoff import (
     KEPT_BACKOFF,
     PERMANENT_WAIT,
+    PoolKind,
     RequestBackoff,
 )
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
@@ -45,6 +47,7 @@ class PoolTracker:
     """Mappings are by pool name unless noted."""
 
     backoff: RequestBackoff = field(default_factory=RequestBackoff)
+    bill: Bill = field(default_factory=Bill)
     pending_creates: dict[str, PendingCreate] = field(default_factory=dict)
     pending_deletes: dict[str, tuple[DeletePool, datetime]] = field(default_factory=dict)
     # As it was observed last: since when pools and owners are in their present situation.
@@ -159,7 +162,7 @@ class PoolTracker:
             if pool.name in failed - self.counted_failures and failure is not None:
                 new_failures.append(failure)
                 self.backoff.record_location_failure(
-                    pool.location, pool.machine_type, pool.nodes, failure, now
+                    pool.location, PoolKind.of_pool(pool), failure, now
                 )
         self.counted_failures = failed
         self.backoff.expire_before(now - FORGET_AFTER)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tpufleet.backoff import BackoffPolicy
-from tpufleet_gke.provisioner.model.cluster_state import FailureCause, PoolFailure
+from tpufleet.errors import BadInput
+from tpufleet.model.fleet import compute_reservations
+from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.model.cluster_state import FailureCause, ObservedPool, PoolFailure
 from tpufleet_gke.provisioner.model.pool_specs import PoolLocation, PoolSpec
 
 MAX_WAIT = timedelta(minutes=10)
@@ -28,7 +32,15 @@ _BY_CAUSE = {
     FailureCause.POD_MISFIT: MISFIT_BACKOFF,
     FailureCause.TRANSIENT: TRANSIENT_BACKOFF,
 }
+# Other tenants meet the same shortage. Of a reservation, only those who name it.
+SHARED_CAUSES = (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
+_OF_OTHERS = {
+    FailureCause.OUT_OF_STOCK: "no capacity for another request a moment ago",
+    FailureCause.QUOTA: "no quota for another request a moment ago",
+}
 Key = TypeVar("Key")
+# Location, machine type, nodes, reservation and, unless the cause is shared, the request.
+LocationKey = tuple[PoolLocation, str, int, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +48,73 @@ class FailedRequest:
     failure: PoolFailure
     failures: int  # consecutive
     retry_at: datetime
+    namespace: str = ""  # of the JobSet whose request failed
+
+    def seen_by(self, namespace: str) -> PoolFailure:
+        """Google's texts name pools, which are named after JobSets: other tenants do not see
+        them."""
+        if namespace == self.namespace:
+            return self.failure
+        return PoolFailure(self.failure.cause, _OF_OTHERS.get(self.failure.cause, "refused"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolKind:
+    """Which requests fail together at a location: those of one kind where capacity is short, and
+    otherwise only those of one Job."""
+
+    machine_type: str
+    nodes: int
+    reservation: str
+    namespace: str
+    parent: str
+    hash: str
+
+    @classmethod
+    def of_spec(cls, spec: PoolSpec) -> PoolKind:
+        return cls(
+            machine_type=spec.shape.machine_type, nodes=spec.shape.nodes,
+            reservation=_without_project(spec.reservation), namespace=spec.namespace,
+            parent=spec.parent.name, hash=spec.hash,
+        )  # fmt: skip
+
+    @classmethod
+    def of_pool(cls, pool: ObservedPool) -> PoolKind:
+        namespace, parent = pool.parent or ("", pool.name)
+        return cls(
+            machine_type=pool.machine_type, nodes=pool.nodes,
+            reservation=_without_project(pool.reservation), namespace=namespace,
+            parent=parent, hash=pool.labels.get(label_keys.HASH, ""),
+        )  # fmt: skip
+
+    @property
+    def request(self) -> str:
+        """This exact request: a changed one is sent at once."""
+        return f"{self.namespace}/{self.parent}|{self.hash}"
+
+    def key_at(self, location: PoolLocation, cause: FailureCause) -> LocationKey:
+        own = "" if cause in SHARED_CAUSES else self.request
+        return location, self.machine_type, self.nodes, self.reservation, own
 
 
 class RequestBackoff:
     def __init__(self) -> None:
-        self._locations: dict[tuple[str, str, str, int], FailedRequest] = {}
+        self._locations: dict[LocationKey, FailedRequest] = {}
         self._pools: dict[str, FailedRequest] = {}
         # By pool and its status: GKE refuses to delete a pool that it is creating or upgrading, and
         # accepts it as soon as that is over.
         self._deletions: dict[tuple[str, str], FailedRequest] = {}
 
     def failure_at(self, spec: PoolSpec, location: PoolLocation) -> FailedRequest | None:
-        key = _location_key(location, spec.shape.machine_type, spec.shape.nodes)
-        return self._locations.get(key)
+        if not self._locations:
+            return None
+        kind = PoolKind.of_spec(spec)
+        keys = {kind.key_at(location, cause) for cause in FailureCause}
+        failed = [self._locations[key] for key in keys if key in self._locations]
+        return max(failed, key=lambda one: one.retry_at, default=None)
 
     def failure_of(self, spec: PoolSpec) -> FailedRequest | None:
-        """Of this exact request: a changed one is sent at once."""
-        return self._pools.get(_pool_key(spec))
+        return self._pools.get(PoolKind.of_spec(spec).request) if self._pools else None
 
     def failed_deletion(self, pool: str, status: str) -> FailedRequest | None:
         return self._deletions.get((pool, status))
@@ -70,25 +132,39 @@ class RequestBackoff:
     def record_location_failure(
         self,
         location: PoolLocation,
-        machine_type: str,
-        nodes: int,
+        kind: PoolKind,
         failure: PoolFailure,
         now: datetime,
     ) -> None:
-        key = _location_key(location, machine_type, nodes)
+        key = kind.key_at(location, failure.cause)
         backoff = _BY_CAUSE.get(failure.cause, CAPACITY_BACKOFF)
-        self._locations[key] = _failed(
-            self._locations.get(key), failure, backoff, now, key=str(key)
-        )
+        failed = _failed(self._locations.get(key), failure, backoff, now, key=str(key))
+        self._locations[key] = replace(failed, namespace=kind.namespace)
 
     def record_pool_failure(self, spec: PoolSpec, failure: PoolFailure, now: datetime) -> None:
-        key = _pool_key(spec)
+        key = PoolKind.of_spec(spec).request
         transient = failure.cause is FailureCause.TRANSIENT
         backoff = BUSY_BACKOFF if transient else _BY_CAUSE.get(failure.cause, CAPACITY_BACKOFF)
         self._pools[key] = _failed(self._pools.get(key), failure, backoff, now, key=key)
 
-    def clear_location(self, location: PoolLocation, machine_type: str, nodes: int) -> None:
-        self._locations.pop(_location_key(location, machine_type, nodes), None)
+    @property
+    def misfits(self) -> dict[str, list[Any]]:
+        """As JSON values. They outlive the provisioner: each try costs a pool for some minutes."""
+        return {
+            request: [one.failures, one.retry_at.isoformat(), one.failure.message]
+            for request, one in self._pools.items()
+            if one.failure.cause is FailureCause.POD_MISFIT
+        }
+
+    def restore_misfits(self, misfits: Mapping[str, Sequence[Any]]) -> None:
+        for request, (failures, retry_at, message) in misfits.items():
+            failure = PoolFailure(FailureCause.POD_MISFIT, str(message))
+            one = FailedRequest(failure, int(failures), datetime.fromisoformat(retry_at))
+            self._pools.setdefault(request, one)
+
+    def clear_location(self, location: PoolLocation, spec: PoolSpec) -> None:
+        for cause in FailureCause:
+            self._locations.pop(PoolKind.of_spec(spec).key_at(location, cause), None)
 
     def expire_before(self, moment: datetime) -> None:
         """Forget failures whose wait ended before `moment`, so that the memory stays bounded."""
@@ -97,14 +173,12 @@ class RequestBackoff:
         self._deletions = _since(self._deletions, moment)
 
 
-def _location_key(
-    location: PoolLocation, machine_type: str, nodes: int
-) -> tuple[str, str, str, int]:
-    return location.zone, location.capacity.value, machine_type, nodes
-
-
-def _pool_key(spec: PoolSpec) -> str:
-    return f"{spec.name}|{spec.hash}"
+def _without_project(reservation: str) -> str:
+    """GKE may list it with its project."""
+    try:
+        return str(compute_reservations.parse(reservation).without_project())
+    except BadInput:
+        return reservation
 
 
 def _since(failed: dict[Key, FailedRequest], moment: datetime) -> dict[Key, FailedRequest]:

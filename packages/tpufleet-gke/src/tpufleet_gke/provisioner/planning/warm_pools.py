@@ -7,7 +7,7 @@ https://cloud.google.com/kubernetes-engine/docs/how-to/update-existing-nodepools
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tpufleet_gke.provisioner.model import label_keys
@@ -18,7 +18,6 @@ from tpufleet_gke.provisioner.model.cluster_state import (
     PodRef,
     PoolStatus,
 )
-from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 from tpufleet_gke.provisioner.model.pool_specs import COPIED_SELECTORS, PoolCapacity, PoolSpec
 from tpufleet_gke.provisioner.planning import budgets, pool_needs
 from tpufleet_gke.provisioner.settings import NodeNetwork, ProvisionerSettings
@@ -59,7 +58,7 @@ def is_warm(pool: ObservedPool, state: ClusterState, settings: ProvisionerSettin
         and state.ready_chips.get(pool.name, 0) >= pool.chips
         and pool.name in state.unused_since
         and pool.name not in state.deleting
-        and _is_over(pool, state.owners.get(pool.owner))
+        and _is_over(pool, state)
     )
 
 
@@ -71,7 +70,7 @@ def is_changing(pool: ObservedPool, state: ClusterState, settings: ProvisionerSe
         and pool.managed
         and pool.owner is not None
         and pool.status is PoolStatus.RECONCILING
-        and _is_over(pool, state.owners.get(pool.owner))
+        and _is_over(pool, state)
     )
 
 
@@ -107,14 +106,14 @@ def adoptable(
 
 
 def pools_to_evict(
-    spec: PoolSpec,
+    specs: Sequence[PoolSpec],
     state: ClusterState,
     planned: Collection[PendingPool],
     settings: ProvisionerSettings,
     warm: Collection[ObservedPool],
     deleting: Collection[str],
 ) -> list[ObservedPool] | None:
-    """The warm pools to delete so that the pool stays within the budget, longest unused first;
+    """The warm pools to delete so that the pools stay within the budget, longest unused first;
     empty when those that are being deleted suffice, None when all of them would not."""
     kept = [pool for pool in state.pools if pool.name not in deleting]
     evicted: list[ObservedPool] = []
@@ -122,11 +121,11 @@ def pools_to_evict(
     candidates = sorted(
         warm,
         key=lambda pool: (
-            pool.owner is None or pool.owner[0] != spec.namespace,
+            pool.owner is None or pool.owner[0] != specs[0].namespace,
             state.unused_since[pool.name],
         ),
     )
-    while budgets.over_budget(spec, replace(state, pools=kept), list(planned), settings):
+    while budgets.over_budget(specs, replace(state, pools=kept), list(planned), settings):
         if not candidates:
             return None
         evicted.append(candidates.pop(0))
@@ -134,7 +133,10 @@ def pools_to_evict(
     return evicted
 
 
-def _is_over(pool: ObservedPool, owner: OwnerStatus | None) -> bool:
+def _is_over(pool: ObservedPool, state: ClusterState) -> bool:
+    owner = state.owners.get(pool.owner) if pool.owner else None
+    if pool.parent in state.completed_jobs:
+        return True
     if owner is None or owner.ended_at is not None:
         return True
     uid = pool.labels.get(label_keys.OWNER_UID)
@@ -144,7 +146,6 @@ def _is_over(pool: ObservedPool, owner: OwnerStatus | None) -> bool:
 def _is_same_kind(pool: ObservedPool, spec: PoolSpec) -> bool:
     """In all but the labels, which are changed. Only within a namespace: the nodes may have a
     service account and images that another team must not get."""
-    any_labels = replace(spec, needs=replace(spec.needs, labels={}))
     account = spec.node_config.get("serviceAccount") or DEFAULT_SERVICE_ACCOUNT
     networks = spec.pool_config.get("networkConfig", {}).get("additionalNodeNetworkConfigs", [])
     wanted = spec.node_config["labels"]
@@ -152,7 +153,7 @@ def _is_same_kind(pool: ObservedPool, spec: PoolSpec) -> bool:
         pool.owner is not None
         and pool.owner[0] == spec.namespace
         and pool.location in spec.locations
-        and not pool_needs.unmet_need(pool, any_labels)
+        and not pool_needs.unmet_config(pool, spec)
         and (pool.service_account or DEFAULT_SERVICE_ACCOUNT) == account
         and pool_needs.same_networks(pool.networks, [NodeNetwork(**each) for each in networks])
         and all(pool.labels.get(key) == wanted.get(key) for key in COPIED_SELECTORS)
