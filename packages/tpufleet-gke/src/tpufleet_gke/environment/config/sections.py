@@ -275,6 +275,9 @@ class Team(Section, frozen=True, kw_only=True):
     service_account: Annotated[Name, about("Kubernetes service account of its jobs.")] = (
         "tpu-worker"
     )
+    users: Annotated[
+        tuple[Text, ...], about("Users of the server whose jobs are the team's.", default="all")
+    ] = ()
     roles: Annotated[
         tuple[IamRole, ...], about("Roles of its jobs on the project, besides its buckets.")
     ] = ("roles/logging.logWriter",)
@@ -293,7 +296,6 @@ class Server(Section, frozen=True, kw_only=True):
         about("Image of server, provisioner and jobs, with its tag.", default="in the registry"),
     ] = ""
     replicas: Annotated[int, Meta(ge=1, le=10), about("Replicas of the server.")] = 2
-    namespace: Annotated[Name, about("Namespace of the server.")] = "tpufleet-system"
 
 
 class AddOns(Section, frozen=True, kw_only=True):

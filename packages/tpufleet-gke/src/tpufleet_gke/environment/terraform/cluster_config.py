@@ -69,13 +69,13 @@ def _teams(environment: Environment) -> list[Block]:
 def _server(environment: Environment) -> list[Block]:
     blocks = _account(
         environment, "server", names.account(environment, "server"), "tpufleet server",
-        environment.server.namespace, SERVER_KSA,
+        names.SERVER_NAMESPACE, SERVER_KSA,
     )  # fmt: skip
     for bucket in environment.buckets:
         blocks += _bucket_access(environment, "server", bucket)
     blocks += _account(
         environment, "bridge", names.account(environment, "bridge"), "Firestore bridge",
-        environment.server.namespace, BRIDGE_KSA,
+        names.SERVER_NAMESPACE, BRIDGE_KSA,
     )  # fmt: skip
     roles = ["roles/datastore.user"]
     return [*blocks, *project_roles(environment.project, "bridge", _member("bridge"), roles)]
