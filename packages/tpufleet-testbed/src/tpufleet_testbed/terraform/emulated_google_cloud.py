@@ -6,6 +6,7 @@ a reference to a bucket, cluster or service account that does not exist.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import threading
 from pathlib import Path
@@ -76,7 +77,10 @@ class EmulatedGoogleCloud:
 
     def update(self, kind: str, record: Record) -> None:
         with self._lock:
-            self.write({**self.records(), key_of(kind, record): record})
+            records, key = self.records(), key_of(kind, record)
+            if kind == "google_compute_subnetwork" and key in records:
+                _check_ranges(records[key], record)
+            self.write({**records, key: record})
 
     def delete(self, kind: str, record: Record) -> None:
         if kind == "google_container_cluster" and record.get("deletion_protection"):
@@ -111,6 +115,19 @@ class EmulatedGoogleCloud:
             ]
             if wanted not in existing:
                 raise Refused(f"404 notFound: {target} {wanted} does not exist.")
+
+
+def _check_ranges(before: Record, after: Record) -> None:
+    """https://cloud.google.com/vpc/docs/create-modify-vpc-networks: a primary range only grows, a
+    secondary range that a cluster uses cannot change."""
+    old, new = (ipaddress.IPv4Network(each["ip_cidr_range"]) for each in (before, after))
+    if not old.subnet_of(new):
+        raise Refused(f"400 invalid: ipCidrRange {new} does not contain {old}.")
+    kept = {item["range_name"]: item["ip_cidr_range"] for item in after["secondary_ip_range"]}
+    for item in before["secondary_ip_range"]:
+        if kept.get(item["range_name"]) != item["ip_cidr_range"]:
+            name = item["range_name"]
+            raise Refused(f"400 resourceInUse: the secondary range {name} is used by a cluster.")
 
 
 def key_of(kind: str, record: Record) -> str:

@@ -47,7 +47,8 @@ def pod_addresses(environment: Environment) -> int:
 
 
 def pods_range(environment: Environment) -> str:
-    """The configured range, or one with room for twice what the pools need."""
+    """The configured range, or one with room for twice what the pools need. Of a new network: that
+    of a live one stays as it was made."""
     return environment.network.pods or smallest_range(2 * pod_addresses(environment))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tpufleet.model.tpu import machine_types, tpu_zones, type_lookup
 from tpufleet.model.tpu.type_lookup import short_name
@@ -143,6 +143,30 @@ def _ranges(environment: Environment) -> Iterator[Problem]:
             "network.pods",
             f"{ranges['network.pods']} has {parsed['network.pods'].num_addresses} addresses, "
             f"{nodes} nodes need {addresses}; write {nearest}, or leave it out",
+        )
+
+
+def live_range_problems(environment: Environment, live: Mapping[str, str]) -> Iterator[Problem]:
+    """What a subnetwork with these ranges cannot become. `live` is by field of `network`."""
+    network = environment.network
+    wanted = {"nodes": network.nodes, "pods": network.pods, "services": network.services}
+    for name, now in live.items():
+        before = ipaddress.IPv4Network(now)
+        after = ipaddress.IPv4Network(wanted.get(name) or now)
+        grows = name == "nodes" and before.subnet_of(after)
+        if after != before and not grows:
+            hint = ", or leave it out" if name == "pods" else ""
+            problem = f"is {now} in the cloud, and a range in use cannot become {after}"
+            yield (f"network.{name}", f"{problem}; write {now}{hint}")
+    room, needed = (
+        ipaddress.IPv4Network(live["pods"]).num_addresses,
+        capacity.pod_addresses(environment),
+    )
+    if needed > room:
+        yield (
+            "tpu_pools",
+            f"need {needed} addresses for pods, the live range {live['pods']} has {room}; write "
+            "fewer slices here, and others in the cluster.yaml of another cluster",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tpufleet_gke.environment.config import capacity
 from tpufleet_gke.environment.config.sections import Environment
-from tpufleet_gke.environment.terraform.hcl import Block, Nested, reference, resource
+from tpufleet_gke.environment.terraform.hcl import Block, Expression, Nested, reference, resource
 
 
 def network_id(environment: Environment) -> object:
@@ -48,6 +48,9 @@ def _vpc(environment: Environment) -> list[Block]:
                 Nested(range_name="pods", ip_cidr_range=capacity.pods_range(environment)),
                 Nested(range_name="services", ip_cidr_range=settings.services),
             ],
+            # A range in use cannot change. It was sized with a reserve, for pools that grow;
+            # `live_ranges.problems` refuses what does not fit.
+            lifecycle=Nested(ignore_changes=[Expression("secondary_ip_range")]),
         ),
     ]  # fmt: skip
 
