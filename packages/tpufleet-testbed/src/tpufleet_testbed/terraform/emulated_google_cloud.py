@@ -17,6 +17,7 @@ Record = dict[str, Any]
 # What identifies a resource among those of its type.
 IDENTITY = {
     "google_artifact_registry_repository": ("project", "location", "repository_id"),
+    "google_billing_account_iam_member": ("billing_account_id", "role", "member"),
     "google_billing_budget": ("billing_account", "display_name"),
     "google_compute_router_nat": ("project", "region", "router", "name"),
     "google_container_node_pool": ("project", "location", "cluster", "name"),

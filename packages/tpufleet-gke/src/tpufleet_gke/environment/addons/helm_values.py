@@ -74,5 +74,5 @@ def _teams(environment: Environment) -> dict[str, dict[str, object]]:
 def _accounts(environment: Environment) -> dict[str, str]:
     return {
         part: names.account_email(environment, names.account(environment, part))
-        for part in ("server", "provisioner", "bridge")
+        for part in names.ACCOUNTS
     }

@@ -47,6 +47,7 @@ SERVICES = (
 AUTOMATION_ROLES = (
     "roles/artifactregistry.admin",
     "roles/compute.networkAdmin",
+    "roles/compute.securityAdmin",
     "roles/container.admin",
     "roles/iam.roleAdmin",
     "roles/iam.serviceAccountAdmin",
@@ -296,6 +297,7 @@ class Server(Section, frozen=True, kw_only=True):
         about("Image of server, provisioner and jobs, with its tag.", default="in the registry"),
     ] = ""
     replicas: Annotated[int, Meta(ge=1, le=10), about("Replicas of the server.")] = 2
+    firestore_bridge: Annotated[bool, about("Service account of the Firestore bridge.")] = False
 
 
 class AddOns(Section, frozen=True, kw_only=True):

@@ -16,12 +16,11 @@ PROVISIONER_NAMESPACE = "tpu-provisioner-system"
 PROVISIONER_KSA = "tpu-provisioner-controller-manager"
 SERVER_KSA = "tpufleet"
 BRIDGE_KSA = "tpufleet-bridge"
-# What the provisioner calls, and nothing else.
+# What the provisioner calls, and nothing else. Those of a cluster are those of its node pools.
 PROVISIONER_PERMISSIONS = (
     "compute.resourcePolicies.create", "compute.resourcePolicies.get",
-    "container.clusters.get", "container.clusters.update", "container.nodePools.create",
-    "container.nodePools.delete", "container.nodePools.get", "container.nodePools.list",
-    "container.nodePools.update", "container.operations.get", "container.operations.list",
+    "compute.resourcePolicies.list", "container.clusters.get", "container.clusters.update",
+    "container.operations.get", "container.operations.list",
 )  # fmt: skip
 
 
@@ -73,6 +72,8 @@ def _server(environment: Environment) -> list[Block]:
     )  # fmt: skip
     for bucket in environment.buckets:
         blocks += _bucket_access(environment, "server", bucket)
+    if not environment.server.firestore_bridge:
+        return blocks
     blocks += _account(
         environment, "bridge", names.account(environment, "bridge"), "Firestore bridge",
         names.SERVER_NAMESPACE, BRIDGE_KSA,

@@ -46,7 +46,7 @@ def tpu_pools(environment: Environment) -> list[Block]:
     blocks: list[Block] = []
     for name, pool in static.items():
         kind = capacity.shape(pool)
-        if kind.generation == WORKLOAD_POLICY_GENERATION and kind.hosts > 1:
+        if has_workload_policy(pool):
             policies.setdefault(kind.topology, _workload_policy(environment, kind))
         if kind.hosts == 1:
             blocks.append(_tpu_pool(environment, name, pool, nodes=pool.slices))
@@ -54,6 +54,13 @@ def tpu_pools(environment: Environment) -> list[Block]:
         for index in range(pool.slices):
             blocks.append(_tpu_pool(environment, f"{name}-{index}", pool, nodes=kind.hosts))
     return [*policies.values(), *blocks]
+
+
+def has_workload_policy(pool: TpuPool) -> bool:
+    """That Terraform creates."""
+    kind = capacity.shape(pool)
+    several = kind.generation == WORKLOAD_POLICY_GENERATION and kind.hosts > 1
+    return several and pool.managed_by == "terraform"
 
 
 def _plain_pool(environment: Environment, name: str, pool: CpuPool, **extra: Any) -> Block:

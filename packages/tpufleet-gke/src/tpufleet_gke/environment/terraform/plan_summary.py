@@ -25,6 +25,8 @@ NOUNS = {
     "google_project_iam_custom_role": "custom role",
     "google_project_iam_member": "project role",
     "google_project_service": "API",
+    "google_compute_firewall": "firewall rule",
+    "google_billing_account_iam_member": "billing role",
     "google_service_account": "service account",
     "google_service_account_iam_member": "service account role",
     "google_storage_bucket": "bucket",
