@@ -281,3 +281,40 @@ def test_slices_of_all_teams_are_found_and_released_in_their_namespaces(world, w
     provider.release(SliceId("b"), "us-central1-a")
     becomes(provider, a="creating")
     assert {namespace for namespace, _ in world.cluster.items[JOBSET]} == {"red"}
+
+
+# https://github.com/kubernetes-sigs/kueue: preemptionMessage
+PREEMPTED = (
+    "Preempted to accommodate a workload (UID: 1f2e, JobUID: {uid}) due to reclamation within the "
+    "cohort; preemptor path: /red; preemptee path: /blue"
+)
+
+
+@pytest.mark.parametrize("watching", [True, False])
+def test_an_evicted_slice_keeps_the_message_of_kueue_with_the_job_that_won(world, watching):
+    """Was: the message was lost when a watch, and not a listing, noticed the eviction."""
+    provider, _ = world.server(start=watching, queue="q")
+    provider.request(order("a", id="order-a", job_id="j-loses"))
+    world.make_pods()
+    becomes(provider, a="up")
+    provider.advance()
+    [jobset] = world.cluster.items[JOBSET].values()
+    provider.request(order("b", id="order-b", job_id="j-wins"))
+    [winner] = [one for one in world.cluster.items[JOBSET].values() if one is not jobset]
+    message = PREEMPTED.format(uid=winner["metadata"]["uid"])
+    world.cluster.put(WORKLOAD, {
+        "metadata": {
+            "name": "a", "namespace": NAMESPACE,
+            "ownerReferences": [{"uid": jobset["metadata"]["uid"]}],
+        },
+        "status": {"conditions": [{"type": "Evicted", "status": "True", "message": message}]},
+    })  # fmt: skip
+    suspended = {**jobset, "spec": {**jobset["spec"], "suspend": True}}
+    world.cluster.put(JOBSET, suspended)
+    provider.advance()
+    becomes(provider, a="preempted", b="creating")
+    [found] = [one for one in provider.listing() if one.id == "a"]
+    assert found.message == (
+        "Kueue evicted its workload: Preempted to accommodate job j-wins due to reclamation within "
+        "the cohort"
+    )

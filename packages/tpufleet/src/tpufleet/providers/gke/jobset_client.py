@@ -146,13 +146,18 @@ class JobSetClient:
             if _jobset_of(pod) == owner and states.slot_index(pod) == index
         ]  # fmt: skip
 
-    def workloads(self) -> dict[str, Json]:
-        """By the UID of their JobSet. Only used for messages, so the watch cache is good enough."""
+    def workloads(self, *, from_server: bool = False) -> dict[str, Json]:
+        """By the UID of their JobSet. Only used for messages."""
         if not self._settings.has_queues:
             return {}
+        jobs = {
+            one["metadata"]["uid"]: one["metadata"]["annotations"].get(keys.JOB, "")
+            or one["metadata"]["name"]
+            for one in self._with_slots(self._read(JOBSET, from_server=False))
+        }
         return {
-            owner["uid"]: workload
-            for workload in self._read(WORKLOAD, from_server=False)
+            owner["uid"]: states.with_preemptor(workload, jobs)
+            for workload in self._read(WORKLOAD, from_server=from_server)
             for owner in workload["metadata"].get("ownerReferences") or ()
         }
 
