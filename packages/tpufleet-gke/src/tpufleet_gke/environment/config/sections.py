@@ -224,7 +224,7 @@ class TpuPool(Section, frozen=True, kw_only=True):
             "With `terraform`: Kueue admits a job only when whole slices are free, and places it."
         ),
     ] = False
-    zone: Annotated[Zone, about("Zone.", default="the first of zones")] = ""
+    zone: Annotated[Zone, about("Zone.", default="the first of zones that has the type")] = ""
     disk_type: Annotated[
         DiskType | None,
         about("Boot disk type.", default="hyperdisk-balanced for v6e and tpu7x, else pd-balanced"),
@@ -312,7 +312,7 @@ class Budget(Section, frozen=True, kw_only=True):
     """Alerts by e-mail to billing administrators; nothing is stopped."""
 
     billing_account: Annotated[Text, about("Billing account.", example="012345-567890-ABCDEF")]
-    monthly_usd: Annotated[float, Meta(ge=0), about("Budget per month.", example="20000")]
+    monthly_usd: Annotated[int, Meta(ge=1), about("Budget per month.", example="20000")]
     alert_percent: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=200)], ...], about("Alert at these percentages.")
     ] = (50, 90, 100)
