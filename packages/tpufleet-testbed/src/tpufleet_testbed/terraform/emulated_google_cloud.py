@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tpufleet.model.tpu import machine_types, type_lookup
+
 Record = dict[str, Any]
 
 # What identifies a resource among those of its type.
@@ -74,6 +76,7 @@ class EmulatedGoogleCloud:
             if key in records:
                 raise Refused(f"409 alreadyExists: {key} already exists.")
             self._check_references(kind, record, records)
+            _check_values(kind, record)
             self.write({**records, key: record})
 
     def update(self, kind: str, record: Record) -> None:
@@ -116,6 +119,25 @@ class EmulatedGoogleCloud:
             ]
             if wanted not in existing:
                 raise Refused(f"404 notFound: {target} {wanted} does not exist.")
+
+
+def _check_values(kind: str, record: Record) -> None:
+    """What the schema allows, and Google does not."""
+    if kind == "google_billing_budget":
+        [amount] = record["amount"]
+        if int(amount["specified_amount"][0]["units"] or 0) <= 0:
+            raise Refused("400 INVALID_ARGUMENT: the amount of a budget must be positive.")
+    if kind == "google_container_node_pool":
+        machine = record["node_config"][0]["machine_type"]
+        known = [each for each in type_lookup.all_types().values() if each.machine_type == machine]
+        if not known and not machine_types.may_exist(machine):
+            raise Refused(f"400 badRequest: Machine type with name '{machine}' does not exist.")
+        topology = next((each["tpu_topology"] for each in record["placement_policy"]), None)
+        hosts = {each.hosts for each in known if each.topology == topology}
+        # https://cloud.google.com/kubernetes-engine/docs/how-to/tpus: all hosts of a slice, or none
+        if hosts and record["node_count"] is not None and record["node_count"] not in hosts:
+            count = record["node_count"]
+            raise Refused(f"400 badRequest: {count} nodes of {machine} are not {topology}.")
 
 
 def _check_ranges(before: Record, after: Record) -> None:
