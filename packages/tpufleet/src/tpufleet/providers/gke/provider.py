@@ -103,10 +103,11 @@ class GkeProvider:
         now = self._clock.now()
         recent = self._listed_recently(now)
         snapshot = self._jobsets.snapshot() if recent else self._jobsets.list_from_server()
-        if any(update.has_changes for update in _updates(snapshot, now)):
+        changed = any(update.has_changes for update in _updates(snapshot, now))
+        if changed:
             # Watches may lag: never report a change, least of all a loss, from them alone.
             snapshot = self._jobsets.confirmed(snapshot)
-        workloads = self._jobsets.workloads() if snapshot.jobsets else {}
+        workloads = self._jobsets.workloads(from_server=changed) if snapshot.jobsets else {}
         capacity_events = self._recent_capacity_events(snapshot, now)
         return [
             observed
