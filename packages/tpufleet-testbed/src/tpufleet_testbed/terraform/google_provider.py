@@ -40,7 +40,7 @@ IMMUTABLE = {
     "service", "subnetwork",
 }  # fmt: skip
 # A change within these blocks does, too.
-IMMUTABLE_WITHIN = {
+IMMUTABLE_WITHIN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "google_container_cluster": {"private_cluster_config": ("master_ipv4_cidr_block",)},
     "google_container_node_pool": {
         "node_config": ("oauth_scopes", "reservation_affinity", "service_account", "spot")
