@@ -112,11 +112,10 @@ def tokens_of(rows: int):
     return np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (rows, LENGTH), np.int32)
 
 
-def batch_of(rows: int, engine=None):
-    """For an engine that sums rows, as in a run: that is another program."""
-    from tpufleet_activations.pipeline import batches, stored_tiles
+def batch_of(rows: int):
+    from tpufleet_activations.pipeline import batches
 
-    batch = next(
+    return next(
         batches.make_batches(
             list(tokens_of(rows)),
             batching="bucket",
@@ -124,9 +123,6 @@ def batch_of(rows: int, engine=None):
             batch_tokens=rows * LENGTH,
         )
     )
-    if engine is None or not engine.sums_rows:
-        return batch
-    return stored_tiles.without_rows(batch, engine.row_multiple)
 
 
 def forward_paces(engine, rows: int) -> dict[str, float]:
@@ -219,7 +215,7 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     options = workers.default_options(os.cpu_count() or 1)  # as the command
     host_memory.reserve(engine.mesh, "auto", workers.outputs_on_host(plan, options))
     for _ in range(4):  # compile before the clock starts
-        engine.start(batch_of(ROWS, engine))()
+        engine.start(batch_of(ROWS))()
     alone = forward_paces(engine, ROWS)["lasting"]
     units = Units(storage, count=plan.units, worker="bench")
     coordinator = gangs.SoloCoordinator(units, lambda: False, poll=0.01)
@@ -259,7 +255,7 @@ def largest_difference(storage, engine) -> float:
     from tpufleet_activations.io import datasets
 
     dataset = datasets.Dataset(storage)
-    values = engine.start(batch_of(ROWS, engine))()[0].values
+    values = engine.start(batch_of(ROWS))()[0].values
     step = max(len(dataset) // 100, 1)
 
     def difference(sample: int, site: str) -> float:

@@ -11,11 +11,11 @@ import pytest
 from tests.k8s.rigs import eventually
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, Conflict, NotFound
-from tpufleet.kubernetes import event_recorder
 from tpufleet.kubernetes.connections import EVENT, LEASE, NODE, SECRET
-from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
-from tpufleet.kubernetes.leader_election import LEASE_DURATION, LeaderElector
 from tpufleet.kubernetes.watch_cache import WatchCache
+from tpufleet_gke.provisioner.kube import event_recorder
+from tpufleet_gke.provisioner.kube.event_recorder import KubernetesEventRecorder
+from tpufleet_gke.provisioner.kube.leader_election import LEASE_DURATION, LeaderElector
 from tpufleet_gke.provisioner.kube.watched_cluster import WatchedCluster
 from tpufleet_gke.provisioner.model import label_keys
 

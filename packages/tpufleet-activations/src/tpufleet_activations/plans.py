@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tpufleet.errors import Conflict, FleetError, NotFound
+from tpufleet.errors import Conflict, NotFound
 from tpufleet.runtime.object_store import ObjectStore
 from tpufleet.runtime.units import Commit
 from tpufleet_activations.input_errors import unreadable
 
 PLAN_FILE = "plan.json"
-STRIPE_FILE = "stripe.json"  # in a folder that holds only shards: see `io.striped_folder`
-
 CHECKED_COMMITS = 16
 
 # Not part of a plan's identity: the model and tokenizer may move, their digests may not change.
@@ -102,24 +100,12 @@ def load(objects: ObjectStore) -> ExtractionPlan:
         raise NotFound(f"{location} has no plan.json; create one with `tpu extract plan`") from None
 
 
-def holds_dataset(objects: ObjectStore) -> bool:
-    """Whether it is a folder of a dataset, by what only tpufleet writes. False where it cannot be
-    read, as parents of folders often cannot."""
-    for name, key in ((PLAN_FILE, "unit_samples"), (STRIPE_FILE, "dataset")):
-        try:
-            if key in json.loads(objects.read(name)):
-                return True
-        except (FleetError, OSError, ValueError, TypeError):
-            continue  # there is none, or one of another program
-    return False
-
-
 def check_free(objects: ObjectStore) -> None:
-    """Raise Conflict if a folder without a plan holds files of a dataset: of one whose plan was
-    deleted, or that has its plan in another folder."""
+    """Raise Conflict if a folder without a plan holds files of a dataset, whose plan was
+    deleted."""
     if PLAN_FILE in objects.names(PLAN_FILE):
         return
-    for name in (STRIPE_FILE, "shards/", "units/"):
+    for name in ("shards/", "units/"):
         if objects.names(name):
             location = getattr(objects, "url", "the output folder")
             raise other_dataset(location, f"{name}, but no {PLAN_FILE}")

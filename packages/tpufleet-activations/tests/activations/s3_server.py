@@ -25,7 +25,6 @@ class S3Server:
         self.objects: dict[str, bytes] = {}
         self.requests: list[str] = []  # METHOD key
         self.failure: Callable[[str, str], tuple[int, str] | None] = lambda method, key: None
-        self.sent_bytes = 0
         self.lost_responses = 0  # of writes that are stored
         self.broken_bodies = 0  # responses that end in their middle
         self.resets = True  # those: with a reset of the connection, otherwise closed
@@ -119,7 +118,6 @@ def s3_server() -> Iterator[S3Server]:
             if self.command == "GET" and status < 300 and state.broken_bodies:
                 state.broken_bodies -= 1
                 state.on_broken_body()
-                state.sent_bytes += len(body) // 2
                 self.wfile.write(body[: len(body) // 2])
                 self.wfile.flush()
                 if state.resets:
@@ -127,7 +125,6 @@ def s3_server() -> Iterator[S3Server]:
                 self.connection.close()
                 self.close_connection = True
                 return
-            state.sent_bytes += len(body)
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None: ...

@@ -38,7 +38,7 @@ def tokens(sample: int) -> np.ndarray:
 
 
 def values(sample: int, site: str) -> np.ndarray:
-    """Small integers, which every stored dtype except int8 represents exactly."""
+    """Small integers, which every stored dtype represents exactly."""
     width, place = WIDTHS[site], SITES.index(site)
     rows = np.arange(length(sample))[:, None] + np.arange(width)[None, :]
     return (rows + sample + 31 * place) % 127 - 63.0
@@ -65,12 +65,7 @@ def record(storage, wanted: plans.ExtractionPlan, claim) -> list[dict]:
         for site in SITES:
             rows = [values(sample, site) for sample in batch]
             block = np.concatenate([np.empty((0, WIDTHS[site])), *rows])
-            if wanted.dtype == "int8":
-                scale = np.abs(block).max(axis=1, initial=1).astype(np.float32) / 127
-                writer.append(site, np.rint(block / scale[:, None]).astype(np.int8))
-                writer.append(site + ".scale", scale)
-            else:
-                writer.append(site, block.astype(dtypes.stored_dtype(wanted.dtype)))
+            writer.append(site, block.astype(dtypes.stored_dtype(wanted.dtype)))
     return writer.finish()
 
 

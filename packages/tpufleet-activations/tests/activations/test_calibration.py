@@ -25,7 +25,7 @@ HOUR = 3600.0
 class Device:
     """An accelerator with a rate for each size of a batch, and memory for the smaller ones."""
 
-    varlen, row_multiple, device_kind, sums_rows = True, 1, "NVIDIA H200", True
+    varlen, row_multiple, device_kind = True, 1, "NVIDIA H200"
 
     def __init__(self, rates, memory=1 << 30):
         self.rates, self.memory, self.now, self.sizes = rates, memory, 0.0, []

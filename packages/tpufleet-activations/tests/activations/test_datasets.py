@@ -44,14 +44,11 @@ def assert_labels_equal_contents(folder, wanted):
         for site in synthetic.SITES:
             stored = dataset.read(sample, site).astype(np.float64)
             expected = synthetic.values(sample, site)
-            if wanted.dtype == "int8":
-                np.testing.assert_allclose(stored, expected, atol=0.26)
-            else:
-                np.testing.assert_array_equal(stored, expected)
+            np.testing.assert_array_equal(stored, expected)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "int8"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_every_sample_is_read_back_as_stored(folder, dtype, compression):
     wanted = synthetic.plan(samples=11, dtype=dtype, compression=compression)
     synthetic.extract(folder, wanted)
@@ -295,7 +292,7 @@ def test_a_shuffled_stream_resumes_at_any_batch(folder, batch, together):
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-@pytest.mark.parametrize("dtype", ["bf16", "f32", "int8"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_rows_are_the_same_however_they_are_read(folder, dtype, compression):
     """Straight from files, or decompressed and converted first; in whatever batches."""
     wanted = synthetic.plan(samples=40, unit_samples=7, dtype=dtype, compression=compression)
@@ -410,9 +407,8 @@ def test_only_samples_of_a_damaged_record_cannot_be_read(folder):
             dataset.read(5, "resid_post.0")
         with pytest.raises(DamagedRecord, match=r"00000001-0001\.json"):
             datasets.shuffled_rows(dataset, "resid_post.0", batch=4)
-        for read_all in (dataset.statistics, lambda: dataset.mean("resid_post.0")):  # noqa: B023
-            with pytest.raises(DamagedRecord):
-                read_all()
+        with pytest.raises(DamagedRecord):
+            datasets.site_statistics(dataset, "resid_post.0")
         assert len(dataset_status.DatasetMonitor(folder).status()["damaged"]) == 1
     record.write_bytes(b"")
     monitor.status()

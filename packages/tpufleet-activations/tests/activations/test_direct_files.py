@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpufleet.errors import BadInput
 from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, dtypes, shards, unit_writer, verification
-from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.aligned_memory import MemoryPool
 from tpufleet_activations.io.direct_file import BLOCK, DirectFile, takes_direct_writes
 from tpufleet_activations.io.shard_writer import WriterPool, split_pieces
@@ -127,9 +125,9 @@ def write_unit(folder: LocalFolder, lengths: list[int]) -> bytes:
 
 def test_a_shard_is_the_same_with_and_without_the_page_cache(disk):
     lengths = [2048, 1, 777, 0, 3001, 266]
-    direct, buffered = LocalFolder(disk / "direct"), LocalFolder(disk / "buffered", "buffered")
+    direct, buffered = LocalFolder(disk / "direct"), LocalFolder(disk / "buffered", direct=False)
     assert write_unit(direct, lengths) == write_unit(buffered, lengths)
-    assert (direct.write_mode(), buffered.write_mode()) == ("direct", "buffered")
+    assert (direct.direct, buffered.direct) == (True, False)
     assert verification.verify(direct).intact
     rows = sum(map(len, datasets.shuffled_rows(datasets.Dataset(direct), "mlp_hidden.1", batch=99)))
     assert rows == sum(lengths)
@@ -141,9 +139,7 @@ def test_files_in_memory_are_written_as_usual():
     folder = MEMORY_DISK / f"tpufleet-{os.getpid()}"
     folder.mkdir()
     try:
-        assert LocalFolder(folder).write_mode() == "buffered"
-        with pytest.raises(BadInput, match=r"takes no direct writes .*--disk auto"):
-            open_storage(folder, disk="direct").write_mode()
+        assert not LocalFolder(folder).direct
     finally:
         for path in sorted(folder.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()

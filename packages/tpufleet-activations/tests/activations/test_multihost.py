@@ -35,7 +35,7 @@ class Devices:
 
     def __init__(self, host: int, hosts: int, each: int):
         self.row_multiple = hosts * each
-        self.varlen = self.sums_rows = False
+        self.varlen = False
         self._mine = range(host * each, (host + 1) * each)
 
     def rows(self, count: int) -> frozenset[int]:

@@ -8,7 +8,6 @@ from tests.activations.s3_server import s3_server
 from tpufleet.errors import (
     BadInput,
     BadRequest,
-    Conflict,
     NotFound,
     PermissionMissing,
     ProviderUnavailable,
@@ -125,23 +124,19 @@ LARGE = bytes(range(256)) * (5 << 12)  # 5 MiB
 
 
 @pytest.mark.parametrize("resets", [True, False], ids=["reset", "closed"])
-def test_a_read_continues_where_its_connection_broke(server, bucket, resets):
+def test_a_read_whose_connection_broke_is_repeated(server, bucket, resets):
     server.objects["run/a"] = LARGE
     server.broken_bodies, server.resets = 2, resets
     assert bucket.read("a") == LARGE
     assert len(server.requests) == 3
-    if not resets:  # a reset discards what was received and not yet read
-        assert server.sent_bytes < 2 * len(LARGE)
     server.broken_bodies = 2
     assert bucket.read_range("a", 1000, 4 << 20) == LARGE[1000 : 1000 + (4 << 20)]
 
 
-@pytest.mark.parametrize("conditions", [True, False], ids=["if-match", "if-match-ignored"])
-def test_an_object_that_is_replaced_during_a_read_is_an_error(server, bucket, conditions):
-    server.objects["run/a"], server.conditions, server.broken_bodies = LARGE, conditions, 1
+def test_a_repeated_read_is_of_one_version(server, bucket):
+    server.objects["run/a"], server.broken_bodies = LARGE, 1
     server.on_broken_body = lambda: server.objects.update({"run/a": LARGE[::-1]})
-    with pytest.raises(Conflict, match="s3://lab/run/a was replaced while it was read"):
-        bucket.read("a")
+    assert bucket.read("a") == LARGE[::-1]
 
 
 def test_a_read_that_breaks_each_time_is_an_error(server, bucket, pause):
@@ -191,7 +186,6 @@ def test_conditional_writes_are_tested_without_deletes(server, bucket, failure):
 
 PERMANENT = {
     "expired-token": (400, "ExpiredToken", PermissionMissing, "aws sso login"),
-    "clock-skew": (403, "RequestTimeTooSkewed", BadRequest, "clock of this machine"),
     "no-bucket": (404, "NoSuchBucket", NotFound, "bucket s3://lab does not exist"),
     "access-denied": (403, "AccessDenied", PermissionMissing, "s3:PutObject"),
     "wrong-key": (403, "InvalidAccessKeyId", PermissionMissing, "AWS_ACCESS_KEY_ID"),

@@ -1,4 +1,4 @@
-"""Statistics that are gathered while activations are written, and the export for Hugging Face."""
+"""Statistics of stored activations, and the export for Hugging Face."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from tests.activations import synthetic
 from tests.activations.tiny_model import tpu
+from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
-from tpufleet_activations.io import datasets, dtypes, parquet_export, shard_writer, site_statistics
+from tpufleet_activations.io import datasets, dtypes, parquet_export, unit_writer
 from tpufleet_activations.io.storage import LocalFolder
 
 BF16 = dtypes.stored_dtype("bf16")
@@ -22,68 +23,53 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "int8"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_statistics_of_every_stored_type_are_those_of_the_rows(folder, dtype, compression):
     synthetic.extract(folder, synthetic.plan(samples=11, dtype=dtype, compression=compression))
     dataset = datasets.Dataset(folder)
-    for site, found in dataset.statistics().items():
+    for site in dataset.sites:
+        found = datasets.site_statistics(dataset, site)
         rows = np.concatenate([dataset.read(sample, site) for sample in dataset]).astype("f8")
-        assert (found.rows, found.finite_rows, found.nonfinite) == (len(rows), len(rows), 0)
+        assert (found.rows, found.nonfinite) == (len(rows), 0)
         assert found.mean == pytest.approx(rows.mean(), rel=1e-5, abs=1e-5)
         assert found.norm == pytest.approx(np.linalg.norm(rows, axis=1).mean(), rel=1e-5)
         assert found.max == pytest.approx(np.abs(rows).max())
-        np.testing.assert_allclose(dataset.mean(site), rows.mean(axis=0), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found.center, rows.mean(axis=0), rtol=1e-4, atol=1e-4)
 
 
-def gather(rows: np.ndarray, cuts: list[int], pool=None):
-    submit = (pool or shard_writer.InlineWriter()).submit
-    gatherer = site_statistics.StatisticsGatherer(rows.shape[1], rows.shape[1] * 2, submit)
-    for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-        gatherer.add([rows[start:stop]])
-    return gatherer.finish()
+def test_statistics_of_a_large_dataset_are_those_of_rows_spread_over_it(folder):
+    synthetic.extract(folder, synthetic.plan(samples=200))
+    dataset = datasets.Dataset(folder)
+    exact = datasets.site_statistics(dataset, "resid_post.0", most=None)
+    some = datasets.site_statistics(dataset, "resid_post.0", most=exact.rows // 3)
+    assert exact.rows / 5 < some.rows < exact.rows / 2
+    assert some.norm == pytest.approx(exact.norm, rel=0.5)
+    assert exact.rows == dataset.total_rows
 
 
-def test_the_mean_has_the_same_bits_however_rows_arrive():
-    chance = np.random.default_rng(0)
-    rows = (chance.normal(size=(20_000, 896)) * 30).astype(BF16)
-    whole, mean = gather(rows, [])
-    pool = shard_writer.WriterPool(4, 8)
-    for _ in range(3):
-        cuts = sorted(chance.integers(0, len(rows), 40).tolist())
-        found, other = gather(rows, cuts, pool)
-        assert other.tobytes() == mean.tobytes()
-        assert found.to_json() == pytest.approx(whole.to_json())
-    pool.shutdown()
-    exact = rows.astype(np.float64)
-    np.testing.assert_allclose(mean, exact.mean(axis=0), atol=1e-4)
+def store_rows(folder: LocalFolder, rows: np.ndarray) -> None:
+    """A dataset of one sample and one site."""
+    site = "resid_post.0"
+    plan = synthetic.plan(samples=1, sites=(site,), widths={site: rows.shape[1]})
+    plans.write(folder, plan)
+    units = Units(folder, count=1, worker="a")
+    claim = units.claim()
+    numbers = np.arange(len(rows), dtype=np.int32)
+    sample = unit_writer.StoredSample(sample=0, tokens=numbers, positions=numbers, metadata={})
+    writer = unit_writer.UnitWriter(folder, plan, claim, [sample])
+    writer.append(site, rows)
+    units.commit(claim, unit_writer.commit_outcome(plan, 0, writer.finish()))
 
 
-@pytest.mark.parametrize(
-    "dtype, width",
-    [(BF16, 896), (BF16, 895), (BF16, 28_672), (np.float16, 896), (np.float32, 896)],
-    ids=["bf16", "bf16-odd", "bf16-wide", "f16", "f32"],
-)
-def test_statistics_of_several_tiles_are_those_of_all_rows(dtype, width):
-    chance = np.random.default_rng(0)
-    height = 3 * site_statistics.TILE // (width * np.dtype(dtype).itemsize) + 5
-    rows = (chance.normal(size=(height, width)) * 30).astype(dtype)
-    rows[height // 2, 3] = np.inf
-    found, mean = gather(rows, sorted(chance.integers(0, height, 20).tolist()))
-    exact = np.delete(rows, height // 2, axis=0).astype(np.float64)
-    assert (found.rows, found.finite_rows, found.nonfinite) == (height, height - 1, 1)
-    assert found.max == np.abs(exact).max()
-    assert found.norm == pytest.approx(np.linalg.norm(exact, axis=1).mean(), rel=1e-5)
-    np.testing.assert_allclose(mean, exact.mean(axis=0), atol=1e-4)
-
-
-def test_values_that_are_not_finite_are_counted_and_left_out():
+def test_values_that_are_not_finite_are_counted_and_left_out(folder):
     rows = np.ones((6, 4), np.float32)
     rows[1, 2], rows[4, 0], rows[4, 1] = np.inf, np.nan, -np.inf
     rows[5] = -3
-    found, mean = gather(rows.astype(BF16), [2])
-    assert (found.rows, found.finite_rows, found.nonfinite) == (6, 4, 3)
+    store_rows(folder, rows.astype(BF16))
+    found = datasets.site_statistics(datasets.Dataset(folder), "resid_post.0")
+    assert (found.rows, found.nonfinite) == (6, 3)
     assert (found.max, found.mean) == (3.0, 0.0)
-    assert mean.tolist() == [0.0] * 4
+    assert found.center.tolist() == [0.0] * 4
     assert found.norm == pytest.approx((3 * 2 + 6) / 4)
 
 
@@ -92,7 +78,7 @@ def test_statistics_of_no_rows_are_unknown(folder):
     assert tpu("stats", folder.path)[1].splitlines()[1].split()[2:5] == ["-", "-", "-"]
     found = json.loads(tpu("stats", folder.path, "--json")[1])["resid_post.0"]
     assert found == {
-        "rows": 0, "finite_rows": 0, "mean": None, "norm": None, "max": None, "nonfinite": 0
+        "rows": 0, "mean": None, "norm": None, "max": None, "nonfinite": 0
     }  # fmt: skip
 
 
@@ -129,18 +115,6 @@ def test_an_export_has_every_row_with_its_labels(folder, tmp_path):
         for site in synthetic.SITES:
             assert row[site] == synthetic.values(sample, site)[position].tolist()
     assert not list((tmp_path / "hf").glob(".staging/*/*.parquet"))
-
-
-def test_an_export_replaces_an_earlier_one(folder, tmp_path):
-    synthetic.extract(folder, synthetic.plan(samples=11))
-    target = LocalFolder(tmp_path / "hf")
-    dataset = datasets.Dataset(folder)
-    parquet_export.export_parquet(dataset, target, file_bytes=2_000)
-    (tmp_path / "hf" / "data" / "notes.txt").write_text("of a person")
-    summary = parquet_export.export_parquet(dataset, target)
-    assert target.names("data/") == ["data/notes.txt", "data/train-00000-of-00001.parquet"]
-    (tmp_path / "hf" / "data" / "notes.txt").unlink()
-    assert len(exported_rows(target)) == summary["rows"]
 
 
 def test_hugging_face_datasets_reads_an_export(folder, tmp_path):

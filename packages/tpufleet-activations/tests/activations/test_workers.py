@@ -23,7 +23,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from tests.activations.test_decoder import QWEN
 from tests.activations.test_decoder import run as forward_pass
@@ -182,19 +181,15 @@ def test_stored_formats_are_within_their_error_bounds(make):
     exact = make("f32")
     extraction.run(exact, settings())
     truth = datasets.Dataset(exact)
-    for dtype, compression, tolerance in [
-        ("bf16", "zstd", 0.01),
-        ("f16", "none", 0.001),
-        ("int8", "none", 0.02),
-    ]:
-        folder = make(f"{dtype}-{compression}", dtype=dtype, compression=compression)
+    for compression in ("none", "zstd"):
+        folder = make(f"bf16-{compression}", dtype="bf16", compression=compression)
         extraction.run(folder, settings())
         assert verification.verify(folder).intact
         stored = datasets.Dataset(folder)
         for site in truth.sites:
             want = np.concatenate([truth.read(n, site) for n in truth])
             have = np.concatenate([stored.read(n, site) for n in stored]).astype(np.float32)
-            assert np.linalg.norm(have - want) < tolerance * np.linalg.norm(want)
+            assert np.linalg.norm(have - want) < 0.01 * np.linalg.norm(want)
 
 
 class Killed(BaseException):
@@ -258,7 +253,6 @@ def run_worker(
     model_folder: Path,
     peak: float | None = 1e30,
     kernel: str | None = None,
-    sums_rows: bool | None = None,
     mesh: Mapping[str, int] | None = None,
     **options,
 ) -> Meter:
@@ -272,7 +266,6 @@ def run_worker(
         mesh_sizes=mesh,
         devices=jax.devices()[: math.prod((mesh or {}).values())],
         kernel=kernel,
-        sums_rows=sums_rows,
     )
     units = Units(folder, count=plan.units, worker="w")
     worker = workers.Worker(
@@ -288,25 +281,21 @@ def run_worker(
 
 
 @pytest.mark.parametrize(
-    "compression, batching, kernel, sums_rows",
+    "compression, batching, kernel",
     [
-        pytest.param("none", "bucket", None, False, marks=pytest.mark.slow),
-        pytest.param("none", "bucket", None, True, marks=pytest.mark.slow),
-        pytest.param("zstd", "bucket", None, False, marks=pytest.mark.slow),
-        pytest.param("none", "auto", "varlen", False, marks=pytest.mark.slow),
-        ("none", "auto", "varlen", True),
+        pytest.param("none", "bucket", None, marks=pytest.mark.slow),
+        pytest.param("zstd", "bucket", None, marks=pytest.mark.slow),
+        ("none", "auto", "varlen"),
     ],
 )
 def test_units_that_share_batches_have_the_same_files_as_alone(
-    make, model_folder, compression, batching, kernel, sums_rows
+    make, model_folder, compression, batching, kernel
 ):
     """Fewer batches are incomplete, and nothing that is stored changes."""
     runs = {}
     for most in (1, 3, 64):
         folder = make(f"{most}-units", unit_samples=2, compression=compression, batching=batching)
-        meter = run_worker(
-            folder, model_folder, kernel=kernel, sums_rows=sums_rows, shared_units=most
-        )
+        meter = run_worker(folder, model_folder, kernel=kernel, shared_units=most)
         assert verification.verify(folder).intact
         # Compressed frames follow the batches; what they contain does not.
         files = (
@@ -321,68 +310,6 @@ def test_units_that_share_batches_have_the_same_files_as_alone(
     assert runs[64][0].batches < runs[3][0].batches < runs[1][0].batches
     # One program for each length, however the units are grouped.
     assert len({meter.programs for meter, _ in runs.values()}) == 1
-
-
-@pytest.mark.parametrize(
-    "dtype, keep, batching, kernel, mesh",
-    [
-        pytest.param("bf16", "all", "bucket", None, None, marks=pytest.mark.slow),
-        pytest.param("f16", "last", "bucket", None, None, marks=pytest.mark.slow),
-        pytest.param("int8", "all", "bucket", None, None, marks=pytest.mark.slow),
-        pytest.param("f32", "all", "pack", None, None, marks=pytest.mark.slow),
-        ("bf16", "no-special", "auto", "varlen", None),
-        pytest.param(
-            "bf16", "all", "bucket", None, {"data": 2, "tensor": 2}, marks=pytest.mark.slow
-        ),
-        pytest.param("bf16", "all", "auto", "varlen", {"data": 2}, marks=pytest.mark.slow),
-    ],
-)
-def test_statistics_by_the_devices_are_those_by_the_host(
-    make, model_folder, dtype, keep, batching, kernel, mesh
-):
-    """Long samples and short ones, in units that share batches, and sites of several layers."""
-    found = {}
-    for sums_rows in (True, False):
-        folder = make(
-            f"{sums_rows}",
-            dtype=dtype,
-            keep=keep,
-            batching=batching,
-            max_length=200,
-            choices=["resid_post.*", "mlp_hidden.1"],
-            batch_tokens=1024,
-        )
-        run_worker(folder, model_folder, kernel=kernel, sums_rows=sums_rows, mesh=mesh)
-        dataset = datasets.Dataset(folder)
-        means = {site: dataset.mean(site) for site in dataset.sites}
-        found[sums_rows] = contents(folder), dataset.statistics(), means
-    (stored, by_devices, means), (expected, by_host, host_means) = found[True], found[False]
-    assert stored == expected
-    for site, statistics in by_devices.items():
-        assert statistics.to_json() == pytest.approx(by_host[site].to_json(), rel=1e-5, abs=1e-6)
-        np.testing.assert_allclose(means[site], host_means[site], rtol=1e-4, atol=1e-6)
-
-
-def test_values_that_are_not_finite_are_counted_by_the_devices(make, tmp_path, model_folder):
-    large = tmp_path / "large-model"
-    shutil.copytree(model_folder, large)
-    weights = load_file(large / "model.safetensors")
-    weights["model.embed_tokens.weight"][7, :2] = np.inf
-    save_file(weights, large / "model.safetensors")
-    (tmp_path / "tokens.jsonl").write_text(
-        "\n".join(json.dumps({"tokens": [1, 2, 7, 3]}) for _ in range(5))
-    )
-    data = {"kind": "jsonl", "path": str(tmp_path / "tokens.jsonl")}
-    planned = {"model": str(large), "data": data, "choices": ["resid_pre.0"], "compute": "f32"}
-    found = []
-    for sums_rows in (True, False):
-        folder = LocalFolder(tmp_path / f"nonfinite-{sums_rows}")
-        plans.write(folder, planning.make_plan(**planned, dtype="bf16", unit_samples=2))
-        run_worker(folder, large, sums_rows=sums_rows)
-        [statistics] = datasets.Dataset(folder).statistics().values()
-        found.append(statistics)
-    assert (found[0].rows, found[0].finite_rows, found[0].nonfinite) == (20, 15, 10)
-    assert found[0].to_json() == pytest.approx(found[1].to_json(), rel=1e-5)
 
 
 def test_small_units_share_batches_on_slow_devices_too(make, model_folder):
@@ -445,27 +372,6 @@ def test_a_full_or_broken_disk_ends_a_run_with_a_message(
         extraction.run(Broken(folder.path), settings())
     extraction.run(folder, settings(lease=timedelta(seconds=0.1)))
     assert verification.verify(folder).intact
-
-
-def test_an_overflow_of_f16_is_refused_and_not_stored(make, tmp_path, model_folder):
-    large = tmp_path / "large-model"
-    shutil.copytree(model_folder, large)
-    weights = load_file(large / "model.safetensors")
-    weights["model.embed_tokens.weight"][7] *= 1e8
-    save_file(weights, large / "model.safetensors")
-    folder = LocalFolder(tmp_path / "f16")
-    lines = [{"tokens": [1, 2, 3]}] * 4 + [{"tokens": [1, 7]}] + [{"tokens": [4]}] * 3
-    (tmp_path / "tokens.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    data = {"kind": "jsonl", "path": str(tmp_path / "tokens.jsonl")}
-    planned = {"model": str(large), "data": data, "choices": ["resid_post.0"], "compute": "f32"}
-    plans.write(folder, planning.make_plan(**planned, dtype="f16", unit_samples=2))
-    with pytest.raises(BadInput, match=r"sample 4 .*resid_post\.0 .*float16.*--dtype bf16"):
-        extraction.run(folder, settings())
-    assert 2 not in datasets.Dataset(folder).commits
-    wide = LocalFolder(tmp_path / "bf16")
-    plans.write(wide, planning.make_plan(**planned, dtype="bf16", unit_samples=2))
-    extraction.run(wide, settings())
-    assert np.isfinite(datasets.Dataset(wide).read(4, "resid_post.0").astype(np.float32)).all()
 
 
 def test_changed_data_is_rejected(make, tmp_path):
@@ -651,12 +557,11 @@ def test_progress_has_the_bottleneck_and_the_time_left(make):
     seen = []
     meter = extraction.run(make("p"), settings(), on_progress=lambda m: seen.append(m.snapshot()))
     assert seen[-1]["samples"] == seen[-1]["total"] == 23
-    assert seen[-1]["writes"] in ("direct", "buffered")
     assert meter.tokens_per_second() > 0
     assert seen[-1]["limit"] in {"compute", "prepare", "fetch", "write", "commit"}
     assert 0 < seen[-1]["padding"] < 1 and seen[-1]["programs"] >= 1
     line = output.progress_line(seen[-1])
-    assert "padding" in line and "compiled in" in line
+    assert "padding" in line and "limited by" in line
     assert set(seen[-1]["queues"]) == {"ready", "computed", "fetched", "written"}
 
 
@@ -685,7 +590,7 @@ def test_no_rate_is_shown_before_it_is_known(make):
     clock.now += 2
     meter.arrived(batch, 1e6)
     assert meter.tokens_per_second() == pytest.approx(20 / 2)
-    assert " · 10 tokens/s · padding " in see() and "left" not in lines[-1]
+    assert " · 10 tokens/s · MFU " in see() and "left" not in lines[-1]
 
 
 @pytest.mark.parametrize("columns", [20, 40, 79, 119, 200])
@@ -702,7 +607,7 @@ def test_the_progress_line_fits_the_terminal(make, columns):
     if columns >= 79:
         running = {**seen[-1], "samples": 20, "seconds_left": 3661.0}
         line = progress_line(running, columns)
-        assert "tokens/s" in line and line.endswith("1:01:01 left")
+        assert "tokens/s · 1:01:01 left" in line
         assert "left" not in progress_line({**running, "samples": 23}, columns)
 
 

@@ -64,8 +64,8 @@ _FORMER: dict[str, Renamed | Unsupported] = {
     ),
     "get-stage-dir": _renamed("show"),
     "clean clear clear-all": _renamed("archive", _ARCHIVE),
-    "clear-finished": _renamed("archive --state succeeded", _ARCHIVE),
-    "clear-error": _renamed("archive --state failed", _ARCHIVE),
+    "clear-finished": _renamed("archive --query state:succeeded", _ARCHIVE),
+    "clear-error": _renamed("archive --query state:failed", _ARCHIVE),
     "-czw -czj reset-window-num reset-window": Unsupported(
         "jobs have ids and names instead of windows", "`tpu jobs` lists them"
     ),
@@ -130,7 +130,7 @@ _FORMER: dict[str, Renamed | Unsupported] = {
     ),
     "clean-eu clean-us": Unsupported(
         "checkpoints are deleted by job, after a confirmation",
-        "`tpu archive purge --older-than 90d --checkpoints --dry-run`",
+        "`tpu archive purge --query until:90d --checkpoints --dry-run`",
     ),
     # Users and administration.
     "add-user": _renamed("user add"),

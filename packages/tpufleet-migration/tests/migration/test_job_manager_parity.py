@@ -132,7 +132,6 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("sheet: running, free", "state and owner", f"{RESERVE}::test_the_inventory_has_slices_room_and_notes"),
     ("sheet: chips by type and zone", "K and L", f"{RESERVE}::test_the_inventory_has_slices_room_and_notes"),
     ("sheet: reserved(error)", "after a failure", f"{SHARING}::test_the_slice_of_a_failed_job_is_held_for_its_owner"),
-    ("sheet: in Google Sheets", "one-way", "views/test_google_sheets.py::test_the_tab_is_replaced_as_text"),
     # Queue
     ("queue", "jobs wait for a slice", "journeys/test_pools.py::test_jobs_start_by_priority_then_age"),
     ("vq", "list the queue", f"{QUEUE}::test_a_job_is_behind_a_running_one_until_its_time_limit"),

@@ -1,4 +1,4 @@
-"""ARC tasks as samples: augmentations, grid encoders, prompts, stream manifests."""
+"""ARC tasks as samples: augmentations, grid encoders, prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.activations.tiny_model import task
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput
 from tpufleet_activations.inputs import sources
 from tpufleet_migration.activations.arc import (
     grid_encoders,
@@ -260,67 +260,15 @@ def test_a_prompt_template_is_sandboxed(tmp_path):
     assert "unsafe" in sources.open_source(data).read(range(1))[0].skip_reason
 
 
-# -- stream manifests and sharded folders
+# -- streams
 
 
-@pytest.fixture
-def manifest(tmp_path):
-    """Four streams of two tasks, one of them marked completed."""
-    folder = tmp_path / "streams"
-    folder.mkdir()
-    entries = {}
+def test_some_of_the_streams_are_chosen_with_a_pattern(tmp_path):
     for number in range(4):
-        path = folder / f"stream_{number:03d}.jsonl"
+        path = tmp_path / f"stream_{number:03d}.jsonl"
         path.write_text("\n".join(json.dumps(task(n)) for n in (number, number + 4)))
-        entries[number] = {
-            "status": "completed" if number == 1 else "pending",
-            "dataset_path": str(path) if number % 2 else f"./streams/{path.name}",
-            "pod_id": None,
-            "started_at": None,
-            "completed_at": None,
-        }
-    path = tmp_path / "manifest.json"
-    path.write_text(json.dumps({"dataset_dir": "./streams", "streams": entries}))
-    return path
-
-
-def ids(**data):
-    source = sources.open_source({"kind": "arc", "predictions_per_task": 1, **data})
-    return [int(sample.metadata["task_id"][-2:]) for sample in source.read(range(source.count()))]
-
-
-def test_a_stream_manifest_is_read_in_stream_order(manifest):
-    assert sources.detect_kind(str(manifest)) == "arc"
-    assert ids(path=str(manifest)) == [0, 4, 1, 5, 2, 6, 3, 7]
-    assert ids(path=str(manifest), streams="1-2") == [1, 5, 2, 6]
-    assert ids(path=str(manifest), skip_completed=True) == [0, 4, 2, 6, 3, 7]
-    with pytest.raises(NotFound, match="which has 4"):
-        ids(path=str(manifest), streams="9")
-    with pytest.raises(BadInput, match="0-7"):
-        ids(path=str(manifest), streams="7-0")
-
-
-def test_a_missing_stream_of_a_manifest_is_reported(manifest):
-    (manifest.parent / "streams" / "stream_002.jsonl").unlink()
-    with pytest.raises(NotFound, match="stream_002"):
-        ids(path=str(manifest))
-
-
-def test_a_sharded_folder_is_read_chunk_by_chunk(tmp_path):
-    shards = []
-    for shard in range(2):
-        folder = tmp_path / f"shard_{shard:03d}"
-        folder.mkdir()
-        chunks = []
-        for chunk in range(2):
-            name = f"chunk_{chunk:04d}.jsonl"
-            (folder / name).write_text(json.dumps(task(2 * shard + chunk)))
-            chunks.append({"chunk_id": chunk, "file": name, "num_tasks": 1, "size_mb": 0.1})
-        (folder / "metadata.json").write_text(json.dumps({"shard_id": shard, "chunks": chunks}))
-        shards.append({"shard_id": shard, "directory": folder.name, "status": "available"})
-    (tmp_path / "master_metadata.json").write_text(json.dumps({"num_shards": 2, "shards": shards}))
-    assert sources.detect_kind(str(tmp_path)) == "arc"
-    assert ids(path=str(tmp_path)) == [0, 1, 2, 3]
-    (tmp_path / "shard_001" / "chunk_0001.jsonl").unlink()
-    with pytest.raises(NotFound, match="chunk_0001"):
-        ids(path=str(tmp_path))
+    chosen = str(tmp_path / "stream_00[1-2].jsonl")
+    assert sources.detect_kind(chosen) == "arc"
+    source = sources.open_source({"kind": "arc", "path": chosen, "predictions_per_task": 1})
+    samples = source.read(range(source.count()))
+    assert [int(sample.metadata["task_id"][-2:]) for sample in samples] == [1, 5, 2, 6]

@@ -145,7 +145,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"  # of the server's own log
     retention: _Section | None = None  # parsed by `model.people.retention_rules`
     secrets_kms_key: _KmsKey | None = None  # that wraps the key of secrets
-    secrets_age_identity: _Path | None = None  # file of an age identity that wraps it instead
     local_user: schema.Text | None = None  # of jobs on `local`, if the server is root; None: auto
     local_containers: bool = False  # jobs on `local` may use images, with this machine's Docker
     local_env: tuple[schema.Text, ...] = ()  # variables of the server that jobs on `local` inherit

@@ -125,13 +125,18 @@ def offline(index: Path) -> dict[str, str]:
 
 
 PROGRAM = """
-import os, sys, greeting, tpufleet.runtime
+import os, sys, greeting
 print(greeting.text, sys.prefix == os.environ["VIRTUAL_ENV"], "agent" in os.environ["PATH"])
 print("leaks", [name for name in ("PYTHONPATH", "PYTHONHOME") if name in os.environ])
 try:
     import msgspec
 except ImportError:
-    print("nothing else of the agent")
+    print("nothing of the agent")
+import tpufleet.runtime; tpufleet.jobs
+try:
+    import pytest
+except ImportError:
+    print("only what tpufleet imports")
 """
 
 
@@ -147,7 +152,8 @@ def test_a_job_runs_in_its_own_environment_and_the_second_attempt_uses_the_cache
     exit = harness.wait_for_exit()
     log = harness.log()
     assert exit.clean, log
-    assert "hello True False" in log and "leaks []" in log and "nothing else of the agent" in log
+    assert "hello True False" in log and "leaks []" in log and "nothing of the agent" in log
+    assert "only what tpufleet imports" in log
     assert "[tpufleet] environment: from dependencies of the job" in log
     assert "3 packages, 0 from the cache" in log
     assert "pip" in log and "/python/lib/" in log, "pip is that of the environment"

@@ -57,22 +57,22 @@ def kms(url: str, name: str = NAME) -> CloudKms:
 
 def test_the_key_is_created_once_and_only_stored_wrapped(url):
     store = MemoryStore()
-    key = unwrapped_key(store, [kms(url)])
-    assert len(key) == 32 and unwrapped_key(store, [kms(url)]) == key
+    key = unwrapped_key(store, kms(url))
+    assert len(key) == 32 and unwrapped_key(store, kms(url)) == key
     stored = store.metadata("wrapped secrets key")
     assert stored is not None and base64.b64encode(key).decode() not in stored
     with pytest.raises(BadInput, match="encrypted with projects/p"):
-        unwrapped_key(store, [kms(url, NAME + "2")])
+        unwrapped_key(store, kms(url, NAME + "2"))
 
 
 def test_a_server_without_permission_is_told_which_role_it_needs(url):
     with pytest.raises(Unreachable, match=r"roles/cloudkms\.cryptoKeyEncrypterDecrypter"):
-        unwrapped_key(MemoryStore(), [kms(url, NAME + "2")])
+        unwrapped_key(MemoryStore(), kms(url, NAME + "2"))
 
 
 def test_an_unreachable_service_is_named():
     with pytest.raises(Unreachable, match="Cloud KMS cannot be reached"):
-        unwrapped_key(MemoryStore(), [kms("http://127.0.0.1:1")])
+        unwrapped_key(MemoryStore(), kms("http://127.0.0.1:1"))
 
 
 class SlowService:
@@ -95,47 +95,13 @@ class SlowService:
 def test_two_servers_that_start_for_the_first_time_use_one_key(tmp_path):
     store, keys = MemoryStore(), []
     other = SlowService(lambda: None)
-    service = SlowService(lambda: keys.append(unwrapped_key(store, [other])))
-    assert [unwrapped_key(store, [service])] == keys
+    service = SlowService(lambda: keys.append(unwrapped_key(store, other)))
+    assert [unwrapped_key(store, service)] == keys
 
 
-def age_file(path, *identities) -> Config:
-    path.write_text("# created by age-keygen\n" + "\n".join(map(str, identities)) + "\n")
-    path.chmod(0o600)
-    return Config(home=path.parent, config_file=path.parent / "c", secrets_age_identity=path)
-
-
-def test_the_key_is_wrapped_for_an_age_identity_that_can_be_replaced(tmp_path):
-    x25519 = pytest.importorskip("pyrage").x25519
-    store, file = MemoryStore(), tmp_path / "age.key"
-    first, second = x25519.Identity.generate(), x25519.Identity.generate()
-    key = secrets_key(age_file(file, first), store)
-    assert key is not None and len(key) == 32
-    assert secrets_key(age_file(file, second, first), store) == key
-    assert secrets_key(age_file(file, second), store) == key, "it was wrapped again"
-    with pytest.raises(BadInput, match=f"encrypted with {second.to_public()}"):
-        secrets_key(age_file(file, first), store)
-    stored = store.metadata("wrapped secrets key")
-    assert stored is not None and base64.b64encode(key).decode() not in stored
-    with pytest.raises(BadInput, match="which is not configured\n  next: set secrets_age_identity"):
-        secrets_key(Config(home=tmp_path, config_file=tmp_path / "c"), store)
-
-
-@pytest.mark.parametrize(
-    ("content", "mode", "message"),
-    [
-        ("# nothing\n", 0o600, "it has no identity\n  next: run `age-keygen"),
-        ("AGE-SECRET-KEY-1NONSENSE\n", 0o600, "is not an age identity file"),
-        ("AGE-SECRET-KEY-1NONSENSE\n", 0o644, "can be read by everyone; run `chmod"),
-        (None, 0, "cannot read"),
-    ],
-)
-def test_an_unusable_identity_file_is_refused(tmp_path, content, mode, message):
-    pytest.importorskip("pyrage")
-    file = tmp_path / "age.key"
-    if content is not None:
-        file.write_text(content)
-        file.chmod(mode)
-    settings = Config(home=tmp_path, config_file=tmp_path / "c", secrets_age_identity=file)
-    with pytest.raises(BadInput, match=message):
-        secrets_key(settings, MemoryStore())
+def test_without_its_service_a_wrapped_key_is_not_replaced(url, tmp_path):
+    store, settings = MemoryStore(), Config(home=tmp_path, config_file=tmp_path / "c")
+    assert secrets_key(settings, store) is None
+    unwrapped_key(store, kms(url))
+    with pytest.raises(BadInput, match="which is not configured\n  next: set secrets_kms_key"):
+        secrets_key(settings, store)

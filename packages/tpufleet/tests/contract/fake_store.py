@@ -58,9 +58,7 @@ def _matches(job: Job, query: JobQuery) -> bool:
         and (query.parent is None or job.parent == query.parent)
         and (query.ids is None or job.id in query.ids)
         and (query.parents is None or job.parent in query.parents)
-        and (query.snapshot is None or job.snapshot == query.snapshot)
         and (query.other_owner_than is None or job.owner != query.other_owner_than)
-        and (query.submitted_before is None or job.submitted_at < query.submitted_before)
     )
 
 

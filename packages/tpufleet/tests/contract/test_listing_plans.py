@@ -34,12 +34,8 @@ QUERIES = {
     "pool": JobQuery(pool="lab"),
     "name": JobQuery(name="train"),
     "children": JobQuery(parent="j1", archived=None),
-    "old with files": JobQuery(
-        states=ENDED_STATES, archived=None, having=FileKind.FILES, submitted_before=a.NOW
-    ),
-    "failed with files": JobQuery(
-        states=frozenset({FAILED}), archived=None, having=FileKind.FILES, submitted_before=a.NOW
-    ),
+    "old with files": JobQuery(states=ENDED_STATES, archived=None, having=FileKind.FILES),
+    "failed with files": JobQuery(states=frozenset({FAILED}), archived=None, having=FileKind.FILES),
     "oldest with logs": JobQuery(
         states=ENDED_STATES, archived=None, having=FileKind.LOGS, oldest_first=True
     ),

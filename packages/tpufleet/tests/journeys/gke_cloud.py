@@ -12,7 +12,6 @@ from tests.kubernetes.fake_api_server import FakeApiServer, FakeConnection, copy
 from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.clocks import ManualClock
 from tpufleet.kubernetes.connections import EVENT, JOBSET, POD
-from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
 from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.pod_settings import PodSettings
@@ -20,6 +19,7 @@ from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.gke import keys, slice_slots
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.settings import GkeSettings
+from tpufleet_gke.provisioner.kube.event_recorder import KubernetesEventRecorder
 from tpufleet_gke.provisioner.model import label_keys
 
 NAMESPACE = "tpu-training"

@@ -14,10 +14,8 @@ import pytest
 pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
 
 from tests.server_process import wait_until
-from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, NotFound, ProviderUnavailable
 from tpufleet.kubernetes.connections import POD, Connection
-from tpufleet.kubernetes.leader_election import LeaderElector
 from tpufleet.kubernetes.probes import ProbeServer
 from tpufleet.kubernetes.watch_cache import WatchCache
 
@@ -118,35 +116,6 @@ def test_an_invalid_response_is_a_temporary_error(connection, name):
 def test_a_404_without_a_status_body_is_not_found(connection):
     with pytest.raises(NotFound):
         connection.get(POD, "missing", "n")
-
-
-class FailsOnce:
-    """Raises an unexpected error once, then has no lease."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def find(self, *_: object) -> None:
-        self.calls += 1
-        if self.calls == 1:
-            raise RuntimeError("unexpected")
-
-    def create(self, *_: object) -> None:
-        return
-
-
-def test_leader_election_continues_after_an_unexpected_error():
-    elector = LeaderElector(
-        FailsOnce(),  # type: ignore[arg-type]  # a fake
-        ManualClock(),
-        name="l",
-        namespace="n",
-        identity="us",
-    )
-    elector.acquire_or_renew()
-    assert not elector.leading
-    elector.acquire_or_renew()
-    assert elector.leading
 
 
 KUBECONFIGS = {

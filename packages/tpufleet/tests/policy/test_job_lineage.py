@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,22 +58,9 @@ def test_every_job_is_in_one_lineage_and_parents_come_first(parents):
             seen.add(member.id)
 
 
-@pytest.mark.parametrize(
-    ("members", "states", "goes"),
-    [
-        ([job("a")], ENDED_STATES, True),
-        ([job("a", state=JobState.RUNNING)], ENDED_STATES, False),
-        ([job("a"), job("b", "a", SUCCEEDED, at=1)], {SUCCEEDED}, True),
-        ([job("a", state=SUCCEEDED), job("b", "a", at=1)], {SUCCEEDED}, False),
-        ([job("a"), job("b", "a", JobState.QUEUED, at=1)], ENDED_STATES, False),
-    ],
-    ids=["ended", "live", "ended well at last", "ended badly at last", "resumed just now"],
-)
-def test_a_lineage_is_judged_by_the_state_of_its_last_job(members, states, goes):
-    assert JobLineage(tuple(members)).ended_by(states, NOON + timedelta(hours=1)) is goes
-
-
 def test_a_lineage_is_kept_until_all_of_it_has_ended_long_enough():
     lineage = JobLineage((job("a", lasted=30), job("b", "a", at=1, lasted=5)))
-    assert not lineage.ended_by(ENDED_STATES, NOON + 29 * MINUTE)
-    assert lineage.ended_by(ENDED_STATES, NOON + 30 * MINUTE)
+    assert not lineage.ended_by(NOON + 29 * MINUTE)
+    assert lineage.ended_by(NOON + 30 * MINUTE)
+    live = job("c", "b", JobState.QUEUED, at=2)
+    assert not JobLineage((*lineage.jobs, live)).ended_by(NOON + 30 * MINUTE)

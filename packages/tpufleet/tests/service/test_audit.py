@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError, Forbidden, NotFound
-from tpufleet.model.api_types import PurgeRequest
 from tpufleet.model.fleet.host_commands import HostCommandKind, HostCommandRequest
-from tpufleet.model.job.jobs import ENDED_STATES
 from tpufleet.model.people.audit import AuditAction, AuditOutcome
 from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.model.values.encoding import to_json
@@ -92,17 +89,6 @@ def test_an_admin_who_reads_or_changes_preferences_of_a_member_is_entered(servic
     assert entry.outcome is AuditOutcome.REFUSED and entry.target == "mel"
 
 
-def test_an_admin_who_purges_the_jobs_of_everyone_is_entered(service):
-    service.submit("job-1", by="mel")
-    service.end_job("job-1")
-    request = PurgeRequest(states=ENDED_STATES, all_owners=True, dry_run=True)
-    service.client("ada").purge(request)
-    assert service.client("ada").audit() == ()
-    service.client("ada").purge(replace(request, dry_run=False))
-    (entry,) = service.client("ada").audit()
-    assert (entry.action, entry.target) == (AuditAction.PURGE_JOBS, "jobs of all users")
-
-
 MANY_JOBS = tuple(f"job-{number}" for number in range(1, 9))
 
 
@@ -114,8 +100,6 @@ MANY_JOBS = tuple(f"job-{number}" for number in range(1, 9))
         ("/unarchive", {"jobs": ["job-2", "job-1"]}, "job-2, job-1"),
         ("/purge", {"jobs": ["job-1", "job-2"], "checkpoints": True}, "job-1, job-2"),
         ("/purge", {"jobs": MANY_JOBS}, "job-1, job-2, job-3, job-4, job-5 and 3 more"),
-        ("/purge", {"all_owners": True, "older_than": "P1D"}, "jobs of all users"),
-        ("/archive", {"all_owners": True}, "jobs of all users"),
     ],
 )
 def test_a_refused_archive_or_purge_names_the_jobs(shared_service, caller, path, body, target):

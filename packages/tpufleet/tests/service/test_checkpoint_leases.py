@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from msgspec import structs
 
 from tests.service.harness import SPEC, ServiceHarness
-from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
+from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden
 from tpufleet.model.api_types import NewJob, PurgeRequest
 from tpufleet.model.job.jobs import JobId
-from tpufleet.model.people.audit import AuditAction
 from tpufleet.service.jobs import checkpoint_leases
 
 
@@ -285,16 +283,6 @@ def test_the_id_of_a_rerun_does_not_lead_to_the_state_of_the_server(service):
         service.client("mo").rerun("job-1", job_id=JobId(end.split("/")[0]))
 
 
-def test_a_location_that_was_released_and_used_by_another_user_is_not_resumed(service):
-    run_and_end(service, "job-1", "mo", "gs://lab/run1")
-    service.client("mo").release_checkpoint_location("gs://lab/run1")
-    service.clock.advance(timedelta(seconds=1))
-    run_and_end(service, "job-2", "mel", "gs://lab/run1")
-    with pytest.raises(Forbidden, match="belongs to mel"):
-        service.client("mo").resume("job-1")
-    service.client("mel").resume("job-2")
-
-
 def test_a_job_that_never_ran_claims_nothing_after_its_end(service):
     service.submit("job-1", by="mo", checkpoint="gs://lab/run1")
     service.end_job("job-1")
@@ -323,43 +311,11 @@ def test_a_location_of_a_user_who_was_deleted_is_free(service):
     service.submit("job-2", by="mel", checkpoint="gs://lab/run1")
 
 
-def test_its_owner_releases_a_location(service):
-    run_and_end(service, "job-1", "mel", "gs://lab/run1")
-    service.clock.advance(timedelta(hours=1))
-    service.client("mel").release_checkpoint_location("gs://lab/run1/")
-    service.clock.advance(timedelta(hours=1))
-    run_and_end(service, "job-2", "mo", "gs://lab/run1")
-    with pytest.raises(Forbidden, match="belongs to mo: job job-2"):
-        service.submit("job-3", by="mel", checkpoint="gs://lab/run1")
-
-
-def test_an_admin_releases_the_location_of_another_user_with_a_reason(service):
-    """So that nobody keeps locations from others by running a job in each of them."""
+def test_nobody_else_uses_the_location_of_a_user(service):
     run_and_end(service, "job-1", "mo", "gs://lab/run1")
-    with pytest.raises(Forbidden, match=r"ask mo or an admin .*`tpu reserve end gs://lab/run1`"):
+    with pytest.raises(Forbidden, match="next: use another location, or ask mo or an admin"):
         service.submit("job-2", by="mel", checkpoint="gs://lab/run1")
-    with pytest.raises(Forbidden, match="belongs to mo; only mo or an admin"):
-        service.client("mel").release_checkpoint_location("gs://lab/run1", "I want it")
-    with pytest.raises(BadInput, match="reason: missing"):
-        service.client("ada").release_checkpoint_location("gs://lab/run1")
-    service.client("ada").release_checkpoint_location("gs://lab/run1", "a mistake of mo")
-    service.clock.advance(timedelta(hours=1))
-    service.submit("job-2", by="mel", checkpoint="gs://lab/run1")
-    entry = next(
-        each
-        for each in service.client("ada").audit(user="ada")
-        if each.action is AuditAction.RELEASE_LOCATION
-    )
-    assert "gs://lab/run1 (a mistake of mo)" in entry.target and entry.detail == "of mo"
-
-
-def test_a_location_in_use_or_of_nobody_is_not_released(service):
-    with pytest.raises(NotFound, match="no job has run there"):
-        service.client("ada").release_checkpoint_location("gs://lab/run1", "why not")
-    service.submit("job-1", by="mo", checkpoint="gs://lab/run1")
-    service.add_attempt("job-1", 0)
-    with pytest.raises(Conflict, match="in use by job job-1"):
-        service.client("mo").release_checkpoint_location("gs://lab/run1")
+    service.submit("job-2", by="ada", checkpoint="gs://lab/run1")
 
 
 def test_a_request_that_waits_too_long_for_the_locations_is_told_to_retry(service, monkeypatch):

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from tests.service.harness import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
-from tpufleet.model.api_types import ArchiveRequest, JobChanges, NewJob
+from tpufleet.model.api_types import JobChanges, NewJob
 from tpufleet.model.fleet.hosts import HostId, HostLiveness, Progress
 from tpufleet.model.fleet.pools import CapacityRefusal, Pool
 from tpufleet.model.inbox import InboxMessageKind
@@ -271,7 +271,7 @@ def test_a_reference_means_my_newest_job_of_that_name(service, caller, ref, expe
         service.clock.advance(timedelta(seconds=1))
     for ended in ("mel-hid", "mel-new"):
         service.end_job(ended)
-    service.client("mel").archive(ArchiveRequest(jobs=("mel-hid",)))
+    service.client("mel").archive(["mel-hid"])
     client = service.client(caller)
     assert client.job(ref).job.id == expected
     assert client.why(ref).job_id == expected

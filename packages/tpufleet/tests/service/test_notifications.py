@@ -387,7 +387,7 @@ def test_the_url_of_a_channel_is_masked_in_the_log_while_the_channel_exists(
 ):
     url = f"{receiver.url}/very-secret"
     fleet.add_channel(ChannelKind.SLACK, url)
-    assert log_redaction.redact(f"cannot reach {url}") == "cannot reach ***(secret of mel)"
+    assert log_redaction.redact(f"cannot reach {url}") == "cannot reach ***"
     channels.delete(fleet.store, "mel", "team")
     assert log_redaction.redact(url) == url
     monkeypatch.setattr(channels, "MAX_CHANNELS", 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -50,7 +49,6 @@ RULES = {
     "POST /jobs/{ref}/cancel": OWNER,
     "POST /jobs/{ref}/resume": OWNER,
     "POST /jobs/{ref}/rerun": OWNER,
-    "DELETE /jobs/{ref}/files": OWNER,
     "POST /archive": OWNER,
     "POST /unarchive": OWNER,
     "POST /purge": OWNER,
@@ -60,7 +58,6 @@ RULES = {
     "DELETE /session": OWN,
     "POST /session/link": OWN,
     "POST /jobs/{ref}/links": OWNER,
-    "POST /checkpoints/release": OWNER,
     "POST /tokens": OWNER,
     "DELETE /tokens/{id}": OWNER,
     "POST /tokens/{id}/rotate": OWNER,
@@ -86,9 +83,6 @@ class Call:
 # Each names an object of mo.
 CALLS: dict[str, Call] = {
     "POST /jobs/{ref}/links": Call("/jobs/ended/links", {"resource": "logs", "expires_in": "PT1H"}),
-    "POST /checkpoints/release": Call(
-        "/checkpoints/release", {"location": "gs://lab/run", "reason": "mo has left"}
-    ),
     "PATCH /jobs/{ref}": Call("/jobs/ended", {"notes": "mine"}),
     "POST /queue/{ref}/move": Call("/queue/live/move", {"last": True}),
     "POST /queue/{ref}/hold": Call("/queue/live/hold"),
@@ -100,7 +94,6 @@ CALLS: dict[str, Call] = {
     "POST /jobs/{ref}/cancel": Call("/jobs/live/cancel"),
     "POST /jobs/{ref}/resume": Call("/jobs/ended/resume", {"id": "again"}),
     "POST /jobs/{ref}/rerun": Call("/jobs/ended/rerun", {"id": "again"}),
-    "DELETE /jobs/{ref}/files": Call("/jobs/ended/files"),
     "POST /archive": Call("/archive", {"jobs": ["ended"]}),
     "POST /unarchive": Call("/unarchive", {"jobs": ["ended"]}),
     "POST /purge": Call("/purge", {"jobs": ["ended"]}),
@@ -152,16 +145,8 @@ def test_only_the_owner_or_an_admin_changes_an_object(service, name, caller):
         assert entries[0].outcome is AuditOutcome.REFUSED
 
 
-@pytest.mark.parametrize(
-    "delete",
-    [
-        lambda client: client.delete_job_files("copy"),
-        lambda client: client.purge(PurgeRequest(jobs=("copy",))),
-    ],
-    ids=["delete files", "purge"],
-)
 def test_code_stays_while_a_job_of_another_user_refers_to_it(
-    service: ServiceHarness, tmp_path_factory, delete: Callable[[Any], object]
+    service: ServiceHarness, tmp_path_factory
 ):
     """Naming the digest of somebody else's code in a job gives no right to delete it."""
     folder = tmp_path_factory.mktemp("code")
@@ -173,7 +158,7 @@ def test_code_stays_while_a_job_of_another_user_refers_to_it(
     service.end_job("original")
     mel.submit([NewJob(id=JobId("copy"), spec=SPEC, snapshot=digest)])
     service.end_job("copy")
-    delete(mel)
+    mel.purge(PurgeRequest(jobs=("copy",)))
     assert mo.has_snapshot(digest)
     assert mo.resume("original").id
 

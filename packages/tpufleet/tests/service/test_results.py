@@ -10,6 +10,7 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tpufleet.client import snapshots
 from tpufleet.errors import Conflict, Forbidden, NotFound
+from tpufleet.model.api_types import PurgeRequest
 from tpufleet.model.job.attempts import AttemptState
 
 
@@ -62,6 +63,9 @@ def test_a_result_is_refused_from(running, attempt, host, status):
         running.client().result("job-1")
 
 
+FILES = PurgeRequest(jobs=("job-1",))
+
+
 @pytest.fixture
 def with_code(running, tmp_path) -> tuple[ServiceHarness, str]:
     """A job that has handed over a result and runs code that was uploaded."""
@@ -79,21 +83,21 @@ def with_code(running, tmp_path) -> tuple[ServiceHarness, str]:
 def test_the_files_of_a_job_that_has_ended_can_be_dropped(with_code):
     service, digest = with_code
     service.end_job("job-1")
-    service.client().delete_job_files("job-1")
-    service.client().delete_job_files("job-1")
+    service.client().purge(FILES)
+    service.client().purge(FILES)
     assert not service.client().has_snapshot(digest)
-    with pytest.raises(NotFound):
+    with pytest.raises(Conflict, match="were deleted"):
         service.client().result("job-1")
 
 
 def test_files_stay_while_their_job_lives_and_code_while_any_job_that_runs_it_does(with_code):
     service, digest = with_code
-    with pytest.raises(Conflict, match="can be deleted after it has ended"):
-        service.client().delete_job_files("job-1")
+    with pytest.raises(Conflict, match="can be archived or purged after it has ended"):
+        service.client().purge(FILES)
     service.end_job("job-1")
     service.submit("job-2")
     service.change_job("job-2", snapshot=digest)
-    service.client().delete_job_files("job-1")
+    service.client().purge(FILES)
     assert service.client().has_snapshot(digest)
 
 
@@ -102,5 +106,5 @@ def test_nobody_drops_the_files_of_another(with_code):
     service.end_job("job-1")
     for name in ("vic", "mo"):
         with pytest.raises(Forbidden):
-            service.client(name).delete_job_files("job-1")
+            service.client(name).purge(FILES)
     assert service.client().has_snapshot(digest)

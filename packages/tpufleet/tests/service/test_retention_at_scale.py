@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.contract import store_builders as a
-from tpufleet.model.api_types import ArchiveRequest, PurgeRequest
+from tpufleet.model.api_types import JobSelection
 from tpufleet.model.job.jobs import JobId, JobState
-from tpufleet.model.people.retention_rules import RetentionRule, RetentionRules
+from tpufleet.model.people.retention_rules import RetentionRules
 from tpufleet.model.people.users import Role
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
@@ -105,37 +105,24 @@ def few_jobs_read(store: CountingStore, most: int = 4 * RECENT) -> Iterator[None
 
 def test_a_named_job_is_archived_without_its_lineage(store):
     with few_jobs_read(store, 20):
-        page = archiving.archive(context(store), ArchiveRequest(jobs=("child-1",)))
+        page = archiving.archive(context(store), JobSelection(jobs=("child-1",)))
     assert {row.id for row in page.jobs} == {"child-1"}
 
 
-@pytest.mark.parametrize("whole_lineages", [False, True])
-def test_jobs_that_match_are_purged(store, files, whole_lineages):
-    request = PurgeRequest(older_than=50 * DAY, all_owners=True)
-    with few_jobs_read(store):
-        report = archiving.purge(context(store), files, request, whole_lineages=whole_lineages)
-    assert len(report.jobs) == RECENT + 2 - whole_lineages and not report.more
-    # It was resumed: the rules of retention keep its files, a request of an admin does not.
-    assert ("new-1" in {row.id for row in report.jobs}) is not whole_lineages
+def test_old_code_is_purged_lineage_by_lineage(store, files):
+    rules = RetentionRules(logs=None, code=50 * DAY, events=None)
+    with few_jobs_read(store, 8 * RECENT):
+        # "new-1" was resumed by a job that is live.
+        assert retention_rules.apply(store, files, rules, NOW)["code"] == RECENT + 1
     with few_jobs_read(store, 20):
-        again = archiving.purge(context(store), files, request, whole_lineages=whole_lineages)
-    assert again.jobs == ()
-
-
-def test_more_than_one_request_selects_are_announced(store, files, monkeypatch):
-    monkeypatch.setattr(archiving, "MAX_SELECTED", 10)
-    request = PurgeRequest(all_owners=True, dry_run=True)
-    report = archiving.purge(context(store), files, request)
-    assert report.more and 10 <= len(report.jobs) < 20
-    page = archiving.archive(context(store), ArchiveRequest(all_owners=True))
-    assert page.next is not None and 10 <= len(page.jobs) < 20
+        assert retention_rules.apply(store, files, rules, NOW + timedelta(hours=1))["code"] == 0
 
 
 @pytest.mark.parametrize(
     "rules",
     [
         RetentionRules(),
-        RetentionRules(logs=RetentionRule(age=30 * DAY), checkpoints=RetentionRule(age=30 * DAY)),
+        RetentionRules(logs=30 * DAY, checkpoints=30 * DAY),
     ],
     ids=["default", "30 days"],
 )
@@ -156,7 +143,4 @@ def test_code_that_is_needed_or_not(store, files, tmp_path):
     with few_jobs_read(store, 0):
         [deleted] = housekeeping.delete_orphans(store, tmp_path, NOW)
     assert deleted.name.startswith("ddd")
-    job = store.job(JobId("new-5"))
-    with few_jobs_read(store, 4):
-        assert archiving.code_is_needed(store, job)  # `live` has it
     assert store.referred([code_reference(CODE), code_reference("e")]) == {code_reference(CODE)}

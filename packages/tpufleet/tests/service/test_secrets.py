@@ -146,10 +146,10 @@ def test_a_secret_is_masked_in_the_log_until_it_is_replaced_or_deleted(service):
     client = service.client("mel")
     client.put_secret("hf", "is refused and cannot be read")
     line = "job-1 is refused and cannot be read"
-    assert log_redaction.redact(line) == "job-1 ***(secret of mel)"
+    assert log_redaction.redact(line) == "job-1 ***"
     client.put_secret("hf", "second-value")
     assert log_redaction.redact(line) == line
-    assert log_redaction.redact("second-value") == "***(secret of mel)"
+    assert log_redaction.redact("second-value") == "***"
     client.delete_secret("hf")
     assert log_redaction.redact("second-value") == "second-value"
 
@@ -157,10 +157,10 @@ def test_a_secret_is_masked_in_the_log_until_it_is_replaced_or_deleted(service):
 def test_secrets_of_a_deleted_user_are_not_masked_in_the_log(service):
     service.client("mel").put_secret("hf", "value-of-mel")
     service.client("ada").put_secret("hf", "value-of-all", shared=True)
-    assert log_redaction.redact("value-of-mel") == "***(secret of mel)"
+    assert log_redaction.redact("value-of-mel") == "***"
     service.client("ada").delete_user("mel")
     assert log_redaction.redact("value-of-mel") == "value-of-mel"
-    assert log_redaction.redact("value-of-all") == "***(shared secret)"
+    assert log_redaction.redact("value-of-all") == "***"
 
 
 def test_a_secret_that_a_live_job_needs_cannot_be_dropped(service):

@@ -42,7 +42,7 @@ def test_values_of_secrets_are_removed():
     assert log_redaction.RedactionFilter().filter(entry)
     for formatter in (logging.Formatter(), server_log.JsonFormatter()):
         line = formatter.format(entry)
-        assert "4711" not in line and "cannot use ***(secret of ada)" in line and "bad ***" in line
+        assert "4711" not in line and "cannot use ***" in line and "bad ***" in line
 
 
 def test_json_has_one_object_per_line():
@@ -155,5 +155,5 @@ def test_the_log_and_the_recent_errors_of_a_server_are_limited():
         [sys.executable, "-c", LOG], capture_output=True, text=True, check=True, timeout=900
     )
     assert done.stderr.count("invalid request") == 1
-    assert done.stdout.splitlines() == ["5 failed with 4: ***(secret of mel)", "1 invalid request"]
+    assert done.stdout.splitlines() == ["5 failed with 4: ***", "1 invalid request"]
     assert "4711" not in done.stderr

@@ -14,14 +14,12 @@ from tests.service.test_auth import ask, name_of
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unauthorized
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.job.jobs import JobId
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.transport import auth
 from tpufleet.service.transport.routing import SLICE_TOKEN
-from tpufleet.stores.base import ChangeSet
 
 DAY = timedelta(days=1)
 USER_ROUTES = [route for route in ROUTES if route.role != SLICE_TOKEN]
@@ -39,19 +37,8 @@ ALWAYS = {
 ALLOWED = {
     "read": ALWAYS | {name_of(route) for route in USER_ROUTES if route.method in ("GET", "HEAD")},
     "submit": ALWAYS | OWN_JOBS,
-    "pool": ALWAYS | OWN_JOBS | {"POST /jobs/{ref}/resume", "POST /jobs/{ref}/rerun"},
 }
 OPTIONS = {"read": {"scope": TokenScope.READ}, "submit": {"scope": TokenScope.SUBMIT}}
-
-
-@pytest.fixture
-def pool(service: ServiceHarness) -> str:
-    pools = [
-        Pool(name=name, provider="local", accelerator="v5litepod-16", largest=4)
-        for name in ("lab", "prod")
-    ]
-    service.store.commit(ChangeSet(pools=pools))
-    return "lab"
 
 
 def limited(service: ServiceHarness, user: str, **options) -> FleetClient:
@@ -61,8 +48,8 @@ def limited(service: ServiceHarness, user: str, **options) -> FleetClient:
 
 
 @pytest.mark.parametrize("limit", ALLOWED)
-def test_a_limited_token_of_an_admin_reaches_only_what_it_allows(service, pool, limit):
-    limited(service, "ada", **OPTIONS.get(limit, {"pool": pool}))
+def test_a_limited_token_of_an_admin_reaches_only_what_it_allows(service, limit):
+    limited(service, "ada", **OPTIONS[limit])
     for route in USER_ROUTES:
         status = ask(service, route, service.tokens["limited"])
         if name_of(route) in ALLOWED[limit]:
@@ -92,28 +79,6 @@ def test_a_submit_token_reaches_only_jobs_of_its_user(service):
         assert http.get("/stream", params={"job": "job-mo"}).status_code == 403
 
 
-def test_a_pool_token_reaches_only_jobs_in_its_pool(service, pool):
-    service.submit("job-in", by="mel", pool="lab")
-    service.submit("job-out", by="mel", pool="prod")
-    client = limited(service, "mel", pool=pool)
-    assert [job.id for job in client.jobs().jobs] == ["job-in"]
-    with pytest.raises(Forbidden, match="limited to jobs in pool lab"):
-        client.cancel("job-out")
-    spec = {"name": "x", "command": ["true"], "accelerator": "v5litepod-16"}
-    client.submit([NewJob(id=JobId("new-in"), spec={**spec, "pool": "lab"})])
-    for number, other in enumerate(({}, {"pool": "prod"})):
-        with pytest.raises(Forbidden, match="limited to jobs in pool lab"):
-            client.submit([NewJob(id=JobId(f"new-{number}"), spec={**spec, **other})])
-    service.end_job("job-in")
-    with pytest.raises(Forbidden, match="limited to jobs in pool lab"):
-        client.rerun("job-in", changes={"pool": "prod"})
-
-
-def test_the_pool_of_a_token_must_exist(service):
-    with pytest.raises(BadInput, match="no pool named 'lba'"):
-        service.client("ada").create_token("mel", pool="lba")
-
-
 def test_a_service_account_gets_tokens_that_expire_from_an_admin_only(service):
     ada = service.client("ada")
     assert ada.put_user("ci", Role.MEMBER, service=True).service
@@ -131,12 +96,12 @@ def test_a_service_account_gets_tokens_that_expire_from_an_admin_only(service):
         service.client("ci").create_token()
 
 
-def test_a_rotated_token_has_the_same_rights_and_the_old_one_expires(service, pool):
-    client = limited(service, "mel", scope=TokenScope.SUBMIT, pool=pool, expires_in=30 * DAY)
+def test_a_rotated_token_has_the_same_rights_and_the_old_one_expires(service):
+    client = limited(service, "mel", scope=TokenScope.SUBMIT, expires_in=30 * DAY)
     old = client.me()
     service.clock.advance(10 * DAY)
     new = client.rotate_token(old.token_id, timedelta(hours=1))
-    assert (new.scope, new.pool, new.user) == (TokenScope.SUBMIT, pool, "mel")
+    assert (new.scope, new.user) == (TokenScope.SUBMIT, "mel")
     assert new.expires_at == service.clock.now() + 30 * DAY
     with pytest.raises(Conflict, match=f"was replaced by {new.id}"):
         client.rotate_token(old.token_id, timedelta(days=7))
@@ -193,8 +158,8 @@ def test_recording_the_use_of_a_token_does_not_undo_its_rotation(service):
 
 
 @pytest.mark.parametrize("limit", ALLOWED)
-def test_a_limited_token_of_an_admin_reads_no_preferences_of_others(service, pool, limit):
-    limited(service, "ada", **OPTIONS.get(limit, {"pool": pool}))
+def test_a_limited_token_of_an_admin_reads_no_preferences_of_others(service, limit):
+    limited(service, "ada", **OPTIONS[limit])
     with service.http(service.tokens["limited"]) as http:
         assert http.get("/preferences").is_success
         assert http.get("/preferences", params={"user": "mel"}).status_code == 403
@@ -202,12 +167,11 @@ def test_a_limited_token_of_an_admin_reads_no_preferences_of_others(service, poo
         assert http.get("/preferences", params={"user": "mel"}).is_success
 
 
-@pytest.mark.parametrize("limit", ["submit", "pool"])
-def test_errors_name_no_jobs_that_the_token_does_not_reach(service, pool, limit):
-    service.submit("job-in", by="mel", pool="lab", name="mine")
+def test_errors_name_no_jobs_that_the_token_does_not_reach(service):
+    service.submit("job-in", by="mel", name="mine")
     for number, owner in enumerate(("mo", "ada")):
-        service.submit(f"abc-{number}", by=owner, pool="prod", name="secret-plan")
-    limited(service, "mel", **OPTIONS.get(limit, {"pool": pool}))
+        service.submit(f"abc-{number}", by=owner, name="secret-plan")
+    limited(service, "mel", scope=TokenScope.SUBMIT)
     with service.http(service.tokens["limited"]) as http:
         for ref in ("secret-plam", "secret-plan", "abc"):
             answer = http.get(f"/jobs/{ref}")

@@ -471,12 +471,22 @@ def test_archive_hides_jobs_and_unarchive_lists_them_again(world, tpu):
     world.submit("job-1")
     assert "no ended jobs to archive" in tpu("archive").output
     world.end_job("job-1")
-    assert "would be archived: 1 job" in tpu.ok("archive", "--dry-run")
     refused = tpu("archive")  # without a job or a filter it asks
     assert refused.exit_code == 2 and "--yes" in refused.output and "job-1" in tpu.ok("jobs")
-    assert "archived: 1 job" in tpu.ok("archive", "--state", "failed")
+    assert "archived: 1 job" in tpu.ok("archive", "--query", "state:failed")
     assert "job-1" not in tpu("jobs").output and "job-1" in tpu.ok("jobs", "--archived")
     assert "job-1" in tpu.ok("archive", "undo", "job-1") and "job-1" in tpu.ok("jobs")
+
+
+def test_jobs_that_a_live_job_continues_are_archived_by_name_only(world, tpu):
+    for name in ("first", "other"):
+        world.submit(name)
+        world.end_job(name)
+    second = world.client().resume("first").id
+    world.end_job(second)
+    world.client().resume(second)
+    assert [row["id"] for row in tpu.json("archive", "--query", "state:ended")["jobs"]] == ["other"]
+    assert [row["id"] for row in tpu.json("archive", "first")["jobs"]] == ["first"]
 
 
 def test_all_archived_jobs_or_those_of_a_query_are_listed_again(world, tpu):
@@ -509,9 +519,7 @@ def test_purge_lists_files_and_checkpoints_apart_and_asks(world, tpu):
     assert "2.0 kB, deleted" in tpu.ok("archive", "purge", "--dry-run", "--checkpoints")
     refused = tpu("archive", "purge")
     assert refused.exit_code == 2 and "--yes" in refused.output
-    assert "deleted: " in tpu.ok(
-        "archive", "purge", "--yes", "--older-than", "0s", "--state", "failed"
-    )
+    assert "deleted: " in tpu.ok("archive", "purge", "--yes", "--query", "state:failed")
     assert checkpoint.exists()
     assert one not in tpu.ok("jobs") and one in tpu.ok("jobs", "--archived")
     world.end_job(two, JobState.SUCCEEDED)
@@ -559,12 +567,9 @@ def test_a_purged_job_gets_no_advice_that_needs_its_files(world, tpu):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("one", "--state", "failed"), "job names"),
-        (("--older-than", "a while"), "not a duration"),
-        (("--older-than", "5"), "5 what? Write 5d for days"),
-        (("--older-than", "none"), "14d"),
-        (("--state", "running"), "running"),
-        (("--all-users", "--yes"), "admin"),
+        (("one", "--query", "state:failed"), "job names"),
+        (("--query", "until:never"), "not a duration"),
+        (("--query", "stat:failed"), "did you mean state"),
     ],
 )
 def test_archive_and_purge_reject_invalid_filters(tpu, args, message):

@@ -24,7 +24,7 @@ def test_the_emulator_prints_its_endpoint_serves_calls_and_stops_on_sigterm(tmp_
     plan.write_text("calls: [{error: quota, method: CreateNode, calls: [2]}]\n")
     child = subprocess.Popen(
         [sys.executable, "-m", "tpufleet", "emulator", "--no-agents", "--listen", "127.0.0.1:0",
-         "--plan", str(plan), "--nodes", "us-central1-a=1"],
+         "--plan", str(plan)],
         env={**os.environ, "HOME": str(tmp_path), "TPUFLEET_HOME": str(tmp_path / "state")},
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -85,9 +85,7 @@ def test_a_port_in_use_is_reported(tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--nodes", "mars=1"), "mars"),
         (("--listen", "nowhere"), "--listen"),
-        (("--nodes", "here"), "ZONE=N"),
         (("--plan", "/no/such/file"), "/no/such/file"),
     ],
 )

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -235,26 +234,6 @@ def test_other_shells_accept_their_script(shell: Shell, name, tmp_path):
         commands = shell.run(name, "-c", f"source {script}; complete -C 'tpu '")
         texts = dict(line.split("\t", 1) for line in commands.splitlines() if "\t" in line)
         assert any("," in text for text in texts.values()), "descriptions end at a comma"
-
-
-def test_names_are_remembered_while_the_server_does_not_answer(world, tpu, tmp_path, monkeypatch):
-    world.submit("job-1", name="resnet")
-    for name, value in {**tpu.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
-        monkeypatch.setenv(name, value)
-    assert dict(completion_values.job_names()).keys() == {"resnet", "@last"}
-    (file,) = (tmp_path / "cache/tpufleet/completion").iterdir()
-    assert file.stat().st_mode & 0o077 == 0, "names of jobs are not for other users"
-    world.submit("job-2", name="later")
-    assert "later" not in dict(completion_values.job_names()), "asked a moment ago"
-    minute_ago = time.time() - 60
-    os.utime(file, (minute_ago, minute_ago))
-    assert "later" in dict(completion_values.job_names())
-    os.utime(file, (minute_ago, minute_ago))
-    world.close()
-    assert "later" in dict(completion_values.job_names())
-    day_ago = time.time() - 2 * 24 * 3600
-    os.utime(file, (day_ago, day_ago))
-    assert not completion_values.job_names()
 
 
 def test_without_a_server_nothing_is_proposed_and_nothing_started(alone, monkeypatch, tmp_path):

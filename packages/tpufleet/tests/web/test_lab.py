@@ -402,7 +402,6 @@ def test_an_admin_creates_users_tokens_and_ends_sessions(
     ("path", "button", "field", "choice", "slow"),
     [
         ("tokens", "Create a token", "User", "mei", "/api/v1/users"),
-        ("tokens", "Create a token", "Pool", "lab", "/api/v1/pools"),
         ("jobs", "New job", "Pool", "lab", "/api/v1/pools"),
     ],
 )

@@ -237,7 +237,6 @@ export interface TokenRow {
   last_used_at: string | null;
   expires_at: string | null;
   scope: string;
-  pool: string | null;
   session_of: string | null;
 }
 

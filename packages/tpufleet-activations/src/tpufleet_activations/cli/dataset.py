@@ -1,4 +1,4 @@
-"""`tpu extract status|show|stats|verify|repair|stripe|export`: commands on a dataset."""
+"""`tpu extract status|show|stats|verify|repair|export`: commands on a dataset."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tpufleet import runtime
 from tpufleet_activations.cli import output
 from tpufleet_activations.cli.parameter_types import json_option, location_options, watch_option
 from tpufleet_activations.formatting import example_epilog, extract_command, format_count
-from tpufleet_activations.io import datasets, striped_folder, verification
-from tpufleet_activations.io.addresses import local_folder, open_storage
+from tpufleet_activations.io import datasets, verification
+from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.storage import translate_disk_errors
 
 
@@ -40,7 +40,7 @@ def show(out: str, sample: int, as_json: bool) -> None:
 def stats(out: str, as_json: bool) -> None:
     """Show statistics of each site: mean, norm, largest value, values that are not finite.
 
-    They were gathered while the activations were written; nothing is read but the records.
+    They are of 65,536 rows spread over the dataset, or of all if there are fewer.
     """
     output.show_statistics(datasets.open_dataset(out), as_json=as_json)
 
@@ -109,37 +109,6 @@ def repair(
     context.exit(0 if after.intact else 1)
 
 
-@click.command(epilog=example_epilog("tpu extract stripe /mnt/a/acts /mnt/b/acts /mnt/c/acts"))
-@click.argument("out")
-@click.argument("folders", nargs=-1)
-@click.option(
-    "--without",
-    "unwanted",
-    multiple=True,
-    metavar="FOLDER",
-    help="Leave out this folder, whose disk is lost, whose shards were moved, or that was added by "
-    "mistake; repeatable.",
-)
-@json_option
-def stripe(out: str, folders: tuple[str, ...], unwanted: tuple[str, ...], as_json: bool) -> None:
-    """Divide the shards of OUT among OUT and FOLDERS, on several disks; or show its folders.
-
-    FOLDERS are all folders besides OUT. Shards that are stored stay where they are; new ones go to
-    all folders in turn. After a disk was lost, leave out its folder or name all that are in use,
-    then run `tpu extract repair OUT`.
-    """
-    if folders and unwanted:
-        raise click.UsageError("name the folders in use, or those to leave out with --without")
-    storage = local_folder(out)
-    unchanged = f"the folders of {out} are unchanged"
-    with translate_disk_errors(storage, unchanged):
-        if unwanted:
-            storage = striped_folder.leave_out(storage, unwanted)
-        elif folders:
-            storage = striped_folder.set_folders(storage, folders)
-    output.show_stripes(striped_folder.stripes(storage), as_json=as_json)
-
-
 @click.command(epilog=example_epilog("tpu extract export acts activations-hf"))
 @click.argument("out")
 @click.argument("folder")
@@ -167,7 +136,7 @@ def export(out: str, folder: str, site: str | None) -> None:
     )
 
 
-EXPORT_AGAIN = "the export is incomplete; run it again, which replaces its files"
+EXPORT_AGAIN = "the export is incomplete; delete its folder, and export again"
 
 
 def _use_of_export(folder: str) -> str:

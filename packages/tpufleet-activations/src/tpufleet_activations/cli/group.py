@@ -30,7 +30,6 @@ COMMANDS = {
     "stats": LazyCommand("Show statistics of each site.", f"{CLI}.dataset:stats"),
     "verify": LazyCommand("Check samples and checksums.", f"{CLI}.dataset:verify"),
     "repair": LazyCommand("Extract damaged units again.", f"{CLI}.dataset:repair"),
-    "stripe": LazyCommand("Divide shards among several disks.", f"{CLI}.dataset:stripe"),
     "export": LazyCommand("Export to Hugging Face datasets.", f"{CLI}.dataset:export"),
     "deploy": LazyCommand("Run a fleet of workers as jobs.", f"{CLI}.deploy:deploy"),
     "board": LazyCommand("Show that fleet.", f"{CLI}.deploy:board"),
@@ -40,7 +39,7 @@ UNCHANGED = "the dataset is unchanged"
 AGAIN = "the result is incomplete; run the same command again"
 STATE_AFTER_INTERRUPT = {
     "plan": AGAIN,
-    "export": AGAIN,
+    "export": "the export is incomplete; delete its folder, and export again",
     "import": AGAIN,
     "streams": AGAIN,
     "verify": UNCHANGED,

@@ -27,17 +27,9 @@ from tpufleet_activations.pipeline import dataset_status
 
 if TYPE_CHECKING:
     from tpufleet_activations.io.datasets import Dataset
-    from tpufleet_activations.io.striped_folder import StripeStatus
     from tpufleet_activations.io.verification import VerificationReport
     from tpufleet_activations.pipeline.progress_meter import Meter
 
-# By `Storage.write_mode`.
-WRITE_MODES = {
-    "direct": "direct writes (O_DIRECT)",
-    "buffered": "buffered writes",
-    "mixed": "direct writes (O_DIRECT) to some disks",
-    "upload": "uploads from memory",
-}
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
 
 
@@ -72,7 +64,7 @@ def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
             f"{format_bytes(estimate['bytes_if_padded'])}, if every sample were padded",
         ),
         ("units", f"{estimate['units']:,} of {format_count(plan.unit_samples, 'sample')}"),
-        ("hours", format_amount(estimate["hours"], "", "unknown; pass --chips or --rate")),
+        ("hours", format_amount(estimate["hours"], "", "unknown; pass --chips")),
         ("cost", format_amount(estimate["cost"], "$", "unknown")),
     ]
     for name, value in rows:
@@ -133,24 +125,6 @@ def show_resume(ended: str, out: str) -> None:
     click.echo(f"\n{ended}; committed units are kept. Resume with {resume}", err=True)
 
 
-def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
-    if as_json:
-        print_json([{**asdict(stripe), "folder": str(stripe.folder)} for stripe in stripes])
-        return
-    rows = [
-        (str(stripe.folder), "missing", "", "")
-        if stripe.missing
-        else (
-            str(stripe.folder),
-            f"{stripe.shards:,}",
-            format_bytes(stripe.bytes),
-            format_bytes(stripe.free),
-        )
-        for stripe in stripes
-    ]
-    print_table(("FOLDER", "SHARDS", "STORED", "FREE"), rows)
-
-
 def show_start(plan: plans.ExtractionPlan, model: str) -> None:
     click.echo(f"{_size(plan)}; loading {model} and compiling the first batch", err=True)
 
@@ -177,47 +151,23 @@ class ProgressLine:
 
 
 def progress_line(snapshot: Mapping[str, Any], columns: int | None = None) -> str:
-    """With `columns`, what fits: the parts that matter least are left out first."""
-    parts = _progress_parts(snapshot)
-    for name in _DROPPED_FIRST:
-        if columns is None or len(" · ".join(parts.values())) <= columns:
-            break
-        parts.pop(name, None)
-    line = " · ".join(parts.values())
-    return line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
-
-
-_DROPPED_FIRST = (
-    "batches", "writes", "queues", "programs", "padding", "mfu", "limit", "left", "rate",
-)  # fmt: skip
-
-
-def _progress_parts(snapshot: Mapping[str, Any]) -> dict[str, str]:
+    """With `columns`, what fits; what matters least comes last."""
     share = snapshot["samples"] / snapshot["total"] if snapshot["total"] else 1.0
-    parts = {"samples": f"{snapshot['samples']:,}/{snapshot['total']:,} samples ({share:.0%})"}
+    parts = [f"{snapshot['samples']:,}/{snapshot['total']:,} samples ({share:.0%})"]
     if snapshot["tokens_per_second"] is not None:
-        parts["rate"] = f"{snapshot['tokens_per_second']:,.0f} tokens/s"
-    if snapshot["padding"] is not None:
-        parts["padding"] = f"padding {snapshot['padding']:.0%}"
-    if snapshot["mfu"] is not None:
-        parts["mfu"] = f"MFU {snapshot['mfu']:.0%}"
-    if snapshot["programs"]:
-        took = f"{snapshot['compile_seconds']:.0f} s"
-        parts["programs"] = f"{format_count(snapshot['programs'], 'program')} compiled in {took}"
-    if snapshot["writes"]:
-        parts["writes"] = WRITE_MODES[snapshot["writes"]]
-    if snapshot["calibration"]:
-        parts["batches"] = _batches(snapshot["calibration"])
-    if snapshot["queues"]:
-        depths = " ".join(f"{name}:{depth}" for name, depth in snapshot["queues"].items())
-        parts["queues"] = f"queues {depths}"
-    if snapshot["waiting"]:
-        parts["waiting"] = snapshot["waiting"]
-    elif snapshot["limit"]:
-        parts["limit"] = f"limited by {snapshot['limit']}"
+        parts.append(f"{snapshot['tokens_per_second']:,.0f} tokens/s")
     if snapshot["seconds_left"] is not None and snapshot["samples"] < snapshot["total"]:
-        parts["left"] = f"{format_duration(snapshot['seconds_left'])} left"
-    return parts
+        parts.append(f"{format_duration(snapshot['seconds_left'])} left")
+    if snapshot["waiting"]:
+        parts.append(snapshot["waiting"])
+    elif snapshot["limit"]:
+        parts.append(f"limited by {snapshot['limit']}")
+    if snapshot["mfu"] is not None:
+        parts.append(f"MFU {snapshot['mfu']:.0%}")
+    if snapshot["padding"] is not None:
+        parts.append(f"padding {snapshot['padding']:.0%}")
+    line = " · ".join(parts)
+    return line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
 
 
 def _size(plan: plans.ExtractionPlan) -> str:
@@ -235,7 +185,6 @@ def show_end(meter: Meter, *, as_json: bool = False, stopped: bool = False) -> N
     if as_json:
         print_json({**snapshot, "stopped": stopped})
         return
-    writes = f", {WRITE_MODES[snapshot['writes']]}" if snapshot["writes"] else ""
     rate, padding = snapshot["tokens_per_second"], snapshot["padding"]
     click.echo(
         f"\nthis worker committed {format_count(snapshot['units'], 'unit')}"
@@ -249,7 +198,7 @@ def show_end(meter: Meter, *, as_json: bool = False, stopped: bool = False) -> N
         )
         + (f"padding {padding:.0%}, " if padding is not None else "")
         + f"{format_count(snapshot['programs'], 'program')} compiled in "
-        f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}{writes}"
+        f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}"
         + (f"; {_batches(snapshot['calibration'])}" if snapshot["calibration"] else ""),
         err=True,
     )
@@ -335,20 +284,16 @@ def show_sample(dataset: Dataset, sample: int, *, as_json: bool) -> None:
 
 
 def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
-    found = dataset.statistics()
+    from tpufleet_activations.io.site_statistics import site_statistics
+
+    found = {site: site_statistics(dataset, site) for site in dataset.sites}
     if as_json:
-        unknown = dict.fromkeys(("mean", "norm", "max"))  # of no rows
-        bodies = {
-            site: value.to_json() | ({} if value.finite_rows else unknown)
-            for site, value in found.items()
-        }
-        print_json(bodies)
+        print_json({site: value.to_json() for site, value in found.items()})
         return
     table = []
     for site, value in found.items():
-        numbers = (f"{value.mean:+.4g}", f"{value.norm:.4g}", f"{value.max:.4g}")
-        shown = numbers if value.finite_rows else ("-", "-", "-")
-        table.append((site, f"{value.rows:,}", *shown, f"{value.nonfinite:,}"))
+        numbers = ("-" if n is None else f"{n:.4g}" for n in (value.mean, value.norm, value.max))
+        table.append((site, f"{value.rows:,}", *numbers, f"{value.nonfinite:,}"))
     print_table(("SITE", "ROWS", "MEAN", "NORM", "MAX", "NON-FINITE"), table)
     if not dataset.complete:
         click.echo(f"{len(dataset.commits):,} of {dataset.plan.units:,} units", err=True)
@@ -368,15 +313,13 @@ def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
     show_problems(report)
     for label, names in (
         ("leftover, harmless", report.leftovers),
-        ("replaced by repair", report.replaced),
         ("not committed yet", report.uncommitted),
         ("foreign, kept", report.foreign),
     ):
         for name in names:
             click.echo(f"  {label}: {name}")
-    if report.intact and report.replaced:
-        sweep = extract_command("verify", "--sweep", out)
-        click.echo(f"delete the replaced shards with {sweep}")
+    if report.intact and report.leftovers:
+        click.echo(f"delete leftovers with {extract_command('verify', '--sweep', out)}")
     damaged, absent = len(report.bad_units), report.units - report.committed
     next_step = extract_command("repair" if damaged else "run", out)
     checksums = "all match" if report.checksums else "not checked"

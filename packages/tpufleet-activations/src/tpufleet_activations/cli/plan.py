@@ -10,7 +10,7 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.model.job.jobs import Capacity
 from tpufleet_activations.cli.option_plugins import option_plugins
-from tpufleet_activations.cli.parameter_types import COUNT, NOT_NEGATIVE, POSITIVE, json_option
+from tpufleet_activations.cli.parameter_types import COUNT, POSITIVE, json_option
 from tpufleet_activations.formatting import example_epilog, extract_command
 from tpufleet_activations.inputs import sources
 from tpufleet_activations.inputs.kinds import other_kinds
@@ -28,8 +28,6 @@ _PLAN_OPTIONS = (
     "batching",
     "batch_tokens",
     "exact",
-    "rate",
-    "price",
 )
 
 # Options that are keys of a plan's `data` under the same name.
@@ -60,7 +58,7 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples")
 @click.option("--tokenizer", help="Location of the tokenizer, if not in the model folder.")
 @click.option(
     "--dtype",
-    type=click.Choice(["bf16", "f16", "f32", "int8"]),
+    type=click.Choice(["bf16", "f32"]),
     default="bf16",
     show_default=True,
     help="Data type of stored activations.",
@@ -131,18 +129,12 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples")
 )
 @click.option("--exact", is_flag=True, help="Tokenize every sample instead of estimating.")
 @click.option("--chips", help="TPU type for the estimate, such as v5e-16.")
-@click.option("--rate", type=POSITIVE, help="Measured tokens per second of the whole fleet.")
 @click.option(
     "--capacity",
     type=click.Choice([kind.value for kind in Capacity]),
     default=Capacity.ON_DEMAND.value,
     show_default=True,
     help="Capacity type for the price.",
-)
-@click.option(
-    "--price",
-    type=NOT_NEGATIVE,
-    help="Dollars per chip-hour (with --rate and no --chips, per hour of the fleet).",
 )
 @click.option("--max-gb", type=POSITIVE, help="Fail if the output would be larger.")
 @click.option("--max-hours", type=POSITIVE, help="Fail if the run would take longer.")
@@ -164,14 +156,13 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
     kind = options["kind"] or sources.detect_kind(path)
     data = {name: options[name] for name in _DATA_OPTIONS if options[name] not in (None, False)}
     data |= {"kind": kind, "path": path, **_data_options(kind, options["data_options"])}
-    chips = None
+    chips = price = None
     if options["chips"]:
         from tpufleet.model.tpu import type_lookup
 
         accelerator = type_lookup.find(options["chips"])
         chips = (accelerator.generation, accelerator.chips)
-        if options["price"] is None:
-            options["price"] = _price(accelerator.generation, options["capacity"])
+        price = _price(accelerator.generation, options["capacity"])
     storage = None if options["dry_run"] else open_storage(out)
     if storage is not None:
         plans.check_free(storage)
@@ -182,6 +173,7 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
         choices=options["sites"] or ["resid_post.*"],
         shard_bytes=int(options["shard_gb"] * 2**30),
         chips=chips,
+        price=price,
         **{name: options[name] for name in _PLAN_OPTIONS},
     )
     if others := sources.unused_splits(data):

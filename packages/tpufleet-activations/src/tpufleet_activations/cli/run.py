@@ -81,14 +81,6 @@ TERMINATED = 143  # exit status after SIGTERM, by shell convention
     type=COUNT,
     help="Threads that hash and write.  [default: one for each core, 8 to 32]",
 )
-@click.option(
-    "--disk",
-    type=click.Choice(["auto", "direct", "buffered"]),
-    default="auto",
-    show_default=True,
-    help="Write shards past the page cache (O_DIRECT) or through it; auto: past it, where the "
-    "file system allows.",
-)
 @click.option("--worker", default="", help="Name of this worker, unique among running workers.")
 @json_option
 @click.option("--quiet", is_flag=True, help="Do not show progress.")
@@ -97,7 +89,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
     """Run the plan in OUT until it is complete. Any number of workers can run concurrently."""
     if runtime.context().num_processes == 1:  # JAX has a handler of its own in larger groups
         runtime.install_stop_handler()
-    storage = open_storage(out, disk=options["disk"])
+    storage = open_storage(out)
     planned = plans.load(storage)
     meters: list[Meter] = []
     try:
@@ -125,8 +117,7 @@ def _run(
     """None if there is nothing to do."""
     try:
         with translate_disk_errors(storage):
-            storage.write_mode()  # finds missing disks before the model is loaded
-            storage.staging()  # and those that are read-only
+            storage.staging()  # finds a read-only disk before the model is loaded
     except DiskUnusable:
         if not dataset_status.DatasetMonitor(storage).complete():
             raise

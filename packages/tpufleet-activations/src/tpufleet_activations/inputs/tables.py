@@ -14,7 +14,6 @@ import pyarrow.parquet
 from tpufleet_activations.input_errors import missing, no_split, unreadable
 from tpufleet_activations.inputs.samples import DEFAULT_SPLIT
 
-SALVAGE_ROWS = 16  # rows decoded at a time in a damaged row group
 # Raised for times that are too precise or too far for `datetime`, or of an unknown time zone.
 UNREPRESENTABLE = (pyarrow.ArrowException, ValueError, OverflowError)
 
@@ -53,7 +52,7 @@ class ParquetRows:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk failed, not the data: another try may succeed
                 self._damage[block] = f"row group {group} of {path.name} is damaged: {error}"
-                table = _readable_part(file, group, columns)
+                table = file.schema_arrow.empty_table().select(columns)
             self._cached = (block, table, names)
         return self._cached[1:]
 
@@ -114,22 +113,6 @@ def _python_value(value: pyarrow.Scalar) -> Any:
         return value.cast(pyarrow.string()).as_py()
     except pyarrow.ArrowException:  # an unknown time zone
         return value.cast(pyarrow.timestamp(value.type.unit)).cast(pyarrow.string()).as_py()
-
-
-def _readable_part(
-    file: pyarrow.parquet.ParquetFile, group: int, columns: list[str]
-) -> pyarrow.Table:
-    """The rows of a row group before the first page that cannot be decoded."""
-    batches: list[pyarrow.RecordBatch] = []
-    try:
-        batches.extend(
-            file.iter_batches(batch_size=SALVAGE_ROWS, row_groups=[group], columns=columns)
-        )
-    except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-    schema = batches[0].schema if batches else file.schema_arrow
-    return pyarrow.Table.from_batches(batches, schema=schema)
 
 
 def dataset_splits(folder: Path) -> list[str]:

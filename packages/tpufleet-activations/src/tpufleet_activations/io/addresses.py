@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, install_command
 from tpufleet.runtime.bucket_urls import split_bucket_url
 from tpufleet_activations.io.storage import LocalFolder, Storage
-from tpufleet_activations.io.striped_folder import StripedFolder, is_striped
 
 
-def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
-    """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`. `disk` is how shards are
-    written to a path: see `DISK_CHOICES`."""
+def open_storage(url: str | Path) -> Storage:
+    """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`."""
     scheme, bucket, name = split_bucket_url(str(url))
     if scheme in ("gs", "s3") and not bucket:
         raise _unsupported(url, "no bucket name")
@@ -33,19 +30,10 @@ def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
         ) from error
     if scheme not in ("", "file"):
         raise _unsupported(url, f"unknown scheme {scheme}")
-    folder = LocalFolder(f"/{name.lstrip('/')}" if scheme else url, disk)
+    folder = LocalFolder(f"/{name.lstrip('/')}" if scheme else url)
     if folder.path.is_file():
         raise _unsupported(url, "a file")
-    return StripedFolder(folder.path, disk) if is_striped(folder) else folder
-
-
-def local_folder(url: str) -> LocalFolder:
-    """The folder of a dataset, which may have others. Buckets have none."""
-    bucket = urlsplit(url).scheme not in ("", "file")
-    storage = None if bucket else open_storage(url)
-    if not isinstance(storage, LocalFolder):
-        raise _unsupported(url, "a bucket, which has no disks")
-    return storage
+    return folder
 
 
 def _unsupported(url: object, reason: str) -> BadInput:

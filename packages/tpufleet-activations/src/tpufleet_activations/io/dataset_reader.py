@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import NotFound
 from tpufleet.runtime.units import Commit, DamagedRecord, Units
 from tpufleet_activations import plans
 from tpufleet_activations.formatting import extract_command
-from tpufleet_activations.io import dtypes, scattered_reads, shards, site_statistics, zstd_shards
+from tpufleet_activations.io import dtypes, scattered_reads, shards, zstd_shards
 from tpufleet_activations.io.aligned_memory import MemoryPool
-from tpufleet_activations.io.site_statistics import SiteStatistics
-from tpufleet_activations.io.storage import DiskMissing, Storage, read_exactly
+from tpufleet_activations.io.storage import Storage, read_exactly
 
 MAPPED_FROM = 128 << 10  # smaller reads are faster as a copy than as a map
 
@@ -99,7 +98,7 @@ class Dataset:
             yield from self.plan.sample_range(unit)
 
     def read(self, sample: int, site: str) -> np.ndarray:
-        """One sample's activations [tokens, width] as stored; int8 is converted to float32."""
+        """One sample's activations [tokens, width] as stored."""
         if site not in self.plan.sites:
             raise self.missing_site_error(site)
         return _joined(
@@ -127,32 +126,6 @@ class Dataset:
         for reason in self.damaged.values():
             raise DamagedRecord(reason)
 
-    def statistics(self) -> dict[str, SiteStatistics]:
-        """Of each site, over the rows committed so far."""
-        self.check_records()
-        files = [file for unit in self.commits for file in self.files(unit)]
-        return {
-            site: site_statistics.combine(
-                SiteStatistics(**file.statistics[site]) for file in files if site in file.statistics
-            )
-            for site in self.sites
-        }
-
-    def mean(self, site: str) -> np.ndarray:
-        """The mean of each dimension of a site [width], over the rows committed so far."""
-        if site not in self.plan.sites:
-            raise self.missing_site_error(site)
-        self.check_records()
-        total, rows = np.zeros(self.plan.widths[site]), 0
-        for unit in self.commits:
-            for file in self.files(unit):
-                if finite := file.statistics.get(site, {}).get("finite_rows", 0):
-                    mean = self._raw(file, site + shards.MEAN, 0, self.plan.widths[site])
-                    total, rows = total + finite * mean.astype(np.float64), rows + finite
-        if not rows:
-            raise NotFound(f"no rows of {site} are committed yet")
-        return (total / rows).astype(np.float32)
-
     def missing_site_error(self, site: str) -> NotFound:
         stored = ", ".join(self.plan.sites)
         return NotFound(f"site {site} is not in the dataset; stored sites: {stored}")
@@ -169,21 +142,15 @@ class Dataset:
             self._raw(shard, shards.METADATA, 0, shard.tensors[shards.METADATA].shape[0]).tobytes()
         )
 
-    def rows(self, unit: int, file: int, site: str, start: int, stop: int) -> np.ndarray:
-        shard = self.files(unit)[file]
-        values = self._raw(shard, site, start, stop)
-        if self.plan.dtype != "int8":
-            return values
-        return (
-            values.astype(np.float32) * self._raw(shard, site + shards.SCALE, start, stop)[:, None]
-        )
+    def rows(self, unit: int, file: int, name: str, start: int, stop: int) -> np.ndarray:
+        """Of a site, or of `shards.TOKENS` or `shards.POSITIONS`."""
+        return self._raw(self.files(unit)[file], name, start, stop)
 
     def read_rows_to(self, unit: int, file: int, site: str, start: int, rows: np.ndarray) -> bool:
         """Read consecutive rows, each to its address: `rows` are `scattered_reads.row_vectors`.
         False, and nothing is read, where they are not plain bytes of a local file."""
         shard = self.files(unit)[file]
-        plain = self._local and site not in shard.uncompressed and scattered_reads.AVAILABLE
-        if self.plan.dtype == "int8" or not plain:
+        if not (self._local and scattered_reads.AVAILABLE) or site in shard.uncompressed:
             return False
         tensor, opened = shard.tensors[site], self._file(shard.name)
         row_bytes = tensor.row_bytes
@@ -192,19 +159,6 @@ class Dataset:
             raise self._truncated(shard)
         return True
 
-    @property
-    def row_dtype(self) -> np.dtype:
-        """Of what `rows` and `read` return."""
-        return (
-            np.dtype(np.float32)
-            if self.plan.dtype == "int8"
-            else dtypes.stored_dtype(self.plan.dtype)
-        )
-
-    def row_labels(self, unit: int, file: int, start: int, stop: int, name: str) -> np.ndarray:
-        """Of `shards.TOKENS` or `shards.POSITIONS`."""
-        return self._raw(self.files(unit)[file], name, start, stop)
-
     def row_samples(self, unit: int, file: int, start: int, stop: int) -> np.ndarray:
         """The sample that each row belongs to."""
         samples, rows = self._row_owners(unit, file)
@@ -212,6 +166,14 @@ class Dataset:
 
     def row_count(self, unit: int, file: int) -> int:
         return self.files(unit)[file].tensors[shards.TOKENS].shape[0]
+
+    @property
+    def total_rows(self) -> int:
+        return sum(
+            self.row_count(unit, file)
+            for unit in self.commits
+            for file in range(len(self.files(unit)))
+        )
 
     def blocks(self, height: int) -> Iterator[RowSpan]:
         """All rows, so many at a time."""
@@ -223,8 +185,6 @@ class Dataset:
 
     def _find(self, sample: int) -> list[RowSpan]:
         """In the order of the sample's tokens."""
-        if not isinstance(sample, int | np.integer):
-            raise BadInput(f"sample {sample!r} is not an integer")
         unit = self.plan.unit_of(sample)
         if unit in self.damaged:
             raise DamagedRecord(self.damaged[unit])
@@ -308,8 +268,6 @@ class Dataset:
         """A shard that is gone is reported with the command that finds all such shards."""
         try:
             yield
-        except DiskMissing:
-            raise
         except NotFound as error:
             raise NotFound(f"{error}; run {extract_command('verify', self.storage.url)}") from error
 

@@ -11,6 +11,7 @@ from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.dataset_reader import Dataset as Dataset
 from tpufleet_activations.io.shuffling import shuffled_batches as shuffled_batches
 from tpufleet_activations.io.shuffling import shuffled_rows as shuffled_rows
+from tpufleet_activations.io.site_statistics import site_statistics as site_statistics
 
 
 def open_dataset(url: str) -> Dataset:

@@ -27,8 +27,8 @@ NUMPY_DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
-# The dtypes of a plan; each int8 row has one float32 scale.
-STORED_DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32", "int8": "I8"}
+# The dtypes of a plan.
+STORED_DTYPES = {"bf16": "BF16", "f32": "F32"}
 
 
 # The dtypes of a forward pass.
@@ -45,6 +45,15 @@ def stored_dtype(name: str) -> np.dtype:
     return NUMPY_DTYPES[STORED_DTYPES[name]]
 
 
+def as_float32(values: np.ndarray) -> np.ndarray:
+    """As `astype(float32)`, which is slow for bfloat16."""
+    if values.dtype.name != "bfloat16":
+        return values.astype(np.float32, copy=False)
+    wide = np.ascontiguousarray(values).view(np.uint16).astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
 def bytes_per_row(width: int, name: str) -> int:
-    """Bytes of one token's vector, including its scale."""
-    return width * stored_dtype(name).itemsize + (4 if name == "int8" else 0)
+    """Bytes of one token's vector."""
+    return width * stored_dtype(name).itemsize

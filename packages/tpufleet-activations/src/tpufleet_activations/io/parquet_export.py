@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,16 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.io import export_folder, shards
+from tpufleet_activations.io import dtypes, shards
 from tpufleet_activations.io.datasets import Dataset
-from tpufleet_activations.io.site_statistics import as_float32
-from tpufleet_activations.io.storage import Storage
+from tpufleet_activations.io.storage import Storage, check_empty
 
 # Uncompressed float32 values, the sizes that the hub recommends for files and row groups.
 FILE_BYTES = 500 << 20
 ROW_GROUP_BYTES = 64 << 20
 FILE = "data/train-{number:05d}-of-{files:05d}.parquet"
-_ANY_FILE = re.compile(r"data/train-\d{5}-of-\d{5}\.parquet")
 CARD = """\
 ---
 configs:
@@ -60,14 +57,13 @@ def _matches(site: str, name: str) -> bool:
 def export_parquet(
     dataset: Dataset, target: Storage, *, sites: Sequence[str] = (), file_bytes: int = FILE_BYTES
 ) -> dict[str, Any]:
-    """Write the samples committed so far, in place of an earlier export of the same dataset. The
-    README is written last."""
+    """Write the samples committed so far to an empty folder, the README last."""
     names = select_sites(dataset, sites)
     dataset.check_records()
-    rows = sum(block.height for block in dataset.blocks(1 << 62))
+    rows = dataset.total_rows
     if not rows:
         raise BadInput("no samples are committed yet; run `tpu extract run` first")
-    export_folder.take(target, dataset.plan, "hf")
+    check_empty(target)
     row_bytes = 4 * sum(dataset.plan.widths[name] for name in names)
     per_file = max(file_bytes // row_bytes, 1)
     files = -(-rows // per_file)
@@ -97,10 +93,6 @@ def export_parquet(
                 rest = table.slice(left) if table.num_rows > left else None
                 left -= min(table.num_rows, left)
         target.upload(draft, name)
-    written = {FILE.format(number=number, files=files) for number in range(files)}
-    for stale in target.names("data/"):  # the README's pattern would match them too
-        if _ANY_FILE.fullmatch(stale) and stale not in written:
-            target.delete(stale)
     card = CARD.format(
         model=model_name(dataset.plan.model),
         sites=", ".join(names),
@@ -135,11 +127,11 @@ def _tables(
         columns = [
             pa.array(samples, pa.int64()),
             pa.array([ids[sample] for sample in samples.tolist()], pa.string()),
-            pa.array(dataset.row_labels(unit, file, start, stop, shards.POSITIONS), pa.int32()),
-            pa.array(dataset.row_labels(unit, file, start, stop, shards.TOKENS), pa.int32()),
+            pa.array(dataset.rows(unit, file, shards.POSITIONS, start, stop), pa.int32()),
+            pa.array(dataset.rows(unit, file, shards.TOKENS, start, stop), pa.int32()),
         ]
         for name in names:
-            values = as_float32(dataset.rows(unit, file, name, start, stop))
+            values = dtypes.as_float32(dataset.rows(unit, file, name, start, stop))
             flat = pa.array(np.ascontiguousarray(values).reshape(-1), pa.float32())
             columns.append(pa.FixedSizeListArray.from_arrays(flat, dataset.plan.widths[name]))
         yield pa.Table.from_arrays(columns, schema=schema)

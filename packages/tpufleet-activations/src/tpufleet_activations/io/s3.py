@@ -10,14 +10,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 import boto3
 import urllib3
 from boto3.exceptions import Boto3Error
-from boto3.s3.transfer import TransferConfig
 from botocore import exceptions
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
@@ -26,7 +24,6 @@ from tpufleet.backoff import Backoff
 from tpufleet.errors import (
     BadInput,
     BadRequest,
-    Conflict,
     NotFound,
     PermissionMissing,
     ProviderError,
@@ -36,13 +33,7 @@ from tpufleet.runtime.object_store import PARALLEL_READS
 from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io.storage import BucketStorage
 
-# A single request leaves nothing behind when its client dies. Shards are about 64 MiB.
-LARGEST_PUT = 96 << 20
 MD5 = re.compile("[0-9a-f]{32}")
-CHUNK = 1 << 20  # of a response: at most so much is received twice when a connection breaks
-TRANSFER = TransferConfig(
-    multipart_threshold=64 << 20, multipart_chunksize=32 << 20, max_concurrency=8
-)
 # Error codes, by what they mean here.
 PRECONDITION_FAILED = ("PreconditionFailed", "412")
 NOT_IMPLEMENTED = ("NotImplemented", "501")
@@ -51,7 +42,6 @@ MISSING = ("NoSuchKey", "404", "NotFound")
 DENIED = ("AccessDenied", "AllAccessDisabled", "403", "Forbidden")
 WRONG_KEY = ("InvalidAccessKeyId", "SignatureDoesNotMatch")
 EXPIRED = ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired")
-SKEWED = ("RequestTimeTooSkewed",)
 EXPIRED_LOGINS = (
     exceptions.SSOError,
     exceptions.TokenRetrievalError,
@@ -78,8 +68,6 @@ RETRY_SECONDS = 120.0
 LOGGED_FAILURES = 5  # after some seconds
 CONNECT_SECONDS = 10
 READ_SECONDS = 60
-# Of each part of a multipart upload. boto3 repeats those; `S3Bucket` repeats other requests.
-PART_ATTEMPTS = 8
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -101,9 +89,9 @@ class S3Bucket(BucketStorage):
     ):
         self._bucket = bucket
         super().__init__("s3", bucket, prefix)
-        self._given_client, self._sleep = client, sleep
+        self._sleep = sleep
         with _translate_errors(self.url):
-            self._client = client or _connect(attempts=1)
+            self._client = client or _connect()
 
     def create(self, name: str, data: bytes) -> bool:
         """False also when a repeated request finds the object of the first, whose response was
@@ -154,7 +142,7 @@ class S3Bucket(BucketStorage):
             self._repeat(lambda: self._client.put_object(**self._key(name), Body=data))
 
     def read(self, name: str) -> bytes:
-        return self._get(name, 0, None)
+        return self._get(name)
 
     def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
         names: list[str] = []
@@ -180,13 +168,9 @@ class S3Bucket(BucketStorage):
             options["ContinuationToken"] = page["NextContinuationToken"]
 
     def _send(self, content: Any, size: int, name: str) -> None:
-        def send() -> dict[str, Any]:
+        def send() -> dict[str, Any]:  # one request: it leaves nothing behind when its client dies
             content.seek(0)
-            if size <= LARGEST_PUT:
-                return self._client.put_object(**self._key(name), Body=content)
-            key = self._prefix + name
-            self._transfer_client.upload_fileobj(content, self._bucket, key, Config=TRANSFER)
-            return {}
+            return self._client.put_object(**self._key(name), Body=content)
 
         with self._translate_errors(name):
             response = self._repeat(send)
@@ -220,46 +204,20 @@ class S3Bucket(BucketStorage):
             return self._repeat(lambda: self._client.head_object(**self._key(name)))
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
-        return self._get(name, start, start + size)
+        return self._get(name, Range=f"bytes={start}-{start + size - 1}")
 
     def delete(self, name: str) -> None:
         with self._translate_errors(name):
             self._repeat(lambda: self._client.delete_object(**self._key(name)))
 
-    def _get(self, name: str, start: int, end: int | None) -> bytes:
-        """After a broken connection it continues with the next byte of the same version."""
-        chunks: list[bytes] = []
-        etag = ""
+    def _get(self, name: str, **options: str) -> bytes:
+        """All of one version, since a repeated request starts from the beginning."""
 
-        def receive() -> None:
-            nonlocal etag
-            at = start + sum(map(len, chunks))
-            if chunks and at == end:
-                return
-            options = {"IfMatch": etag} if etag else {}
-            if at or end is not None:
-                options["Range"] = f"bytes={at}-{'' if end is None else end - 1}"
-            try:
-                response = self._client.get_object(**self._key(name), **options)
-            except ClientError as error:
-                if etag and _code(error) in PRECONDITION_FAILED:
-                    raise Conflict(replaced) from error
-                if chunks and _code(error) == "InvalidRange":  # nothing is left
-                    return
-                raise
-            if etag and response.get("ETag") != etag:  # a server without If-Match
-                raise Conflict(replaced)
-            status = response["ResponseMetadata"]["HTTPStatusCode"]
-            if "Range" in options and status != HTTPStatus.PARTIAL_CONTENT:
-                raise BadRequest(f"{self.url}/{name}: the server ignores Range; use another one")
-            etag = response.get("ETag", "")
-            while chunk := response["Body"].read(CHUNK):
-                chunks.append(chunk)
+        def receive() -> bytes:
+            return self._client.get_object(**self._key(name), **options)["Body"].read()
 
-        replaced = f"{self.url}/{name} was replaced while it was read; run the command again"
         with self._translate_errors(name):
-            self._repeat(receive)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            return self._repeat(receive)
 
     def _repeat(self, request: Callable[[], T]) -> T:
         """The response to a request that is repeated while S3 fails temporarily."""
@@ -276,10 +234,6 @@ class S3Bucket(BucketStorage):
             self._sleep(delay)
             waited += delay
 
-    @cached_property
-    def _transfer_client(self) -> Any:
-        return self._given_client or _connect(PART_ATTEMPTS)
-
     def _key(self, name: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + name}
 
@@ -287,9 +241,9 @@ class S3Bucket(BucketStorage):
         return _translate_errors(f"{self.url}/{name}")
 
 
-def _connect(attempts: int) -> Any:
+def _connect() -> Any:
     config = Config(
-        retries={"mode": "standard", "total_max_attempts": attempts},
+        retries={"total_max_attempts": 1},  # `S3Bucket` repeats requests
         connect_timeout=CONNECT_SECONDS,
         read_timeout=READ_SECONDS,
         max_pool_connections=PARALLEL_READS,
@@ -322,11 +276,6 @@ def _translate_errors(url: str) -> Iterator[None]:
             raise missing(url) from error
         if code in (*EXPIRED, *WRONG_KEY):
             raise _no_credentials(url, error) from error
-        if code in SKEWED:
-            raise BadRequest(
-                f"{url}: {error}; set the clock of this machine, such as with "
-                "`sudo timedatectl set-ntp true`"
-            ) from error
         if code in DENIED:
             raise PermissionMissing(
                 f"access to {url} denied: {error}; grant s3:ListBucket on the bucket, and "

@@ -30,8 +30,6 @@ DIRECT_BLOCK = 4096
 # Names of the tensors of a shard besides those of the sites.
 SAMPLE_INDEX, SAMPLE_ROWS = "sample_index", "sample_rows"
 TOKENS, POSITIONS, METADATA = "tokens", "positions", "samples.json"
-SCALE = ".scale"  # suffix: the float32 scales of an int8 site
-MEAN = ".mean"  # suffix: the mean of each dimension of a site, over the rows of the file
 
 
 FOLDER = "shards/"
@@ -91,8 +89,6 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
     tensors: Mapping[str, Tensor]
     # In a zstd shard: dtype and shape of each compressed tensor once decompressed.
     uncompressed: Mapping[str, tuple[str, tuple[int, ...]]] = msgspec.field(default_factory=dict)
-    # By site, as `SiteStatistics.to_json`.
-    statistics: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return msgspec.to_builtins(self)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpufleet.errors import BadInput, Conflict
-from tpufleet_activations.io import scattered_reads, shards
+from tpufleet_activations.io import dtypes, scattered_reads, shards
 from tpufleet_activations.io.dataset_reader import Dataset, RowSpan
 
 READERS = 8  # blocks read concurrently
@@ -166,7 +166,7 @@ class _RowReader:
 
     def new_values(self, site: str) -> np.ndarray:
         """For the values of a batch."""
-        width, dtype = self.dataset.plan.widths[site], self.dataset.row_dtype
+        width, dtype = self.dataset.plan.widths[site], dtypes.stored_dtype(self.dataset.plan.dtype)
         memory = self.dataset.memory.take(self.batch * width * dtype.itemsize)
         return memory.view(dtype).reshape(self.batch, width)
 
@@ -223,8 +223,8 @@ class _Reading:
                     self._place(site, values, self._places[self._round.before :][span])
             if self._reader.labelled:
                 dataset = self._reader.dataset
-                self._tokens[span] = dataset.row_labels(*block, shards.TOKENS)
-                self._positions[span] = dataset.row_labels(*block, shards.POSITIONS)
+                self._tokens[span] = dataset.rows(*block[:2], shards.TOKENS, *block[2:])
+                self._positions[span] = dataset.rows(*block[:2], shards.POSITIONS, *block[2:])
                 self._samples[span] = dataset.row_samples(*block)
             at += block.height
 

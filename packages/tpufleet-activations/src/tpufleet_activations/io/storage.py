@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary
+from tpufleet.errors import Conflict, FleetError, Permanent, Temporary
 from tpufleet.runtime import filesystem
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
 from tpufleet_activations.formatting import extract_command
@@ -36,9 +36,6 @@ class Storage(ObjectStore, Protocol):
     def new_shard(self, name: str, draft: str) -> ShardTarget:
         """What to write a shard to, that is stored with `upload` or `put` once it is finished.
         `draft` is a name that no other shard has."""
-
-    def write_mode(self) -> str:
-        """How shards are written: "direct" (past the page cache), "buffered" or "upload"."""
 
     def put(self, content: BufferStream, name: str) -> None:
         """Write an object from memory, complete and verified, or not at all."""
@@ -62,7 +59,6 @@ class Storage(ObjectStore, Protocol):
 
 
 READ_TRIES = 3
-DISK_CHOICES = ("auto", "direct", "buffered")  # auto: direct, where the file system takes it
 
 
 class ShortRead(FleetError, Temporary):
@@ -81,16 +77,18 @@ def read_exactly(storage: Storage, name: str, start: int, size: int) -> bytes:
     )
 
 
+def check_empty(target: Storage) -> None:
+    """Raise if what is exported to a folder would mix with other files."""
+    if names := target.names(""):
+        raise Conflict(f"{target.url} holds {names[0]}; delete it, or choose an empty folder")
+
+
 class DiskFull(FleetError, Temporary):
     """No space, or no quota, is left for the files of a dataset. Free some, and run again."""
 
 
 class DiskUnusable(FleetError, Permanent):
     """The disk of a dataset cannot be written."""
-
-
-class DiskMissing(NotFound):
-    """A disk with shards is not mounted, or lost. The message says what to do."""
 
 
 @contextmanager
@@ -106,9 +104,7 @@ def translate_disk_errors(storage: Storage, resume: str = "") -> Iterator[None]:
         )
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             if isinstance(storage, LocalFolder):
-                where = storage.fullest_disk()
-                disk = f", or add a disk with {extract_command('stripe', storage.url, 'FOLDER')}"
-                hint = disk if runs else ""
+                where, hint = storage.path, ""
             else:
                 where, hint = _staging(storage), ", or set TMPDIR to a folder on a larger disk"
             free = shutil.disk_usage(_nearest_existing(where)).free
@@ -149,9 +145,6 @@ class BucketStorage:
     def new_shard(self, name: str, draft: str) -> ShardTarget:
         return MemoryFile()
 
-    def write_mode(self) -> str:
-        return "upload"
-
     def put(self, content: BufferStream, name: str) -> None:
         self._send(content, content.size, name)
 
@@ -176,30 +169,20 @@ class LocalFolder(FolderStore):
 
     file_bytes: int | None = None  # one file per unit, which is written in place
 
-    def __init__(self, path: str | Path, disk: str = "auto"):
-        """`disk` is how shards are written: see `DISK_CHOICES`."""
+    def __init__(self, path: str | Path, *, direct: bool = True):
+        """`direct`: shards are written past the page cache, where the file system takes that."""
         super().__init__(Path(path).absolute())
         self.url = str(self.path)
         self._staging = StagingFolder(self.path / ".staging")
-        self._disk, self._memory = disk, MemoryPool()
+        self._try_direct, self._memory = direct, MemoryPool()
 
     def new_shard(self, name: str, draft: str) -> ShardTarget:
         path = self.staging() / f"{draft}.draft"
-        return DirectFile(path, self._memory) if self._direct else DraftFile(path)
-
-    def write_mode(self) -> str:
-        return "direct" if self._direct else "buffered"
+        return DirectFile(path, self._memory) if self.direct else DraftFile(path)
 
     @cached_property
-    def _direct(self) -> bool:
-        if self._disk == "buffered":
-            return False
-        possible = takes_direct_writes(self.staging())
-        if self._disk == "direct" and not possible:
-            raise BadInput(
-                f"the file system of {self.path} takes no direct writes (O_DIRECT); use --disk auto"
-            )
-        return possible
+    def direct(self) -> bool:
+        return self._try_direct and takes_direct_writes(self.staging())
 
     def put(self, content: BufferStream, name: str) -> None:
         self.replace(name, content.read())
@@ -233,10 +216,6 @@ class LocalFolder(FolderStore):
 
     def staging(self) -> Path:
         return self._staging.path
-
-    def fullest_disk(self) -> Path:
-        """The folder whose disk has the least space left, of those that hold the dataset."""
-        return self.path
 
     def _existing(self, name: str) -> Path:
         path = self.path / name

@@ -12,11 +12,10 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from tpufleet.runtime.units import Claim
 from tpufleet_activations import plans
-from tpufleet_activations.io import dtypes, shard_writer, shards, site_statistics, zstd_shards
+from tpufleet_activations.io import dtypes, shard_writer, shards, zstd_shards
 from tpufleet_activations.io.storage import Storage
 
 
@@ -61,19 +60,6 @@ class UnitWriter:
             self._files.append(_ShardPart(storage, plan, str(file), draft, own, executor))
         self._ends = list(accumulate(file.rows for file in self._files))
         self._appended: Counter[str] = Counter()  # rows of each tensor
-        self._summed: Counter[str] = Counter()  # rows of each site whose sums are known
-
-    def add_sums(self, site: str, tiles: site_statistics.TileSums) -> None:
-        """Add the sums of rows before they are appended. Without them, rows are read once more for
-        the statistics."""
-        after = self._summed[site] + np.cumsum(tiles.rows)  # rows, of each tile
-        start = 0
-        while start < len(after):
-            number = bisect_right(self._ends, self._summed[site])
-            stop = int(np.searchsorted(after, self._ends[number], "right"))
-            self._files[number].add_sums(site, tiles[start:stop])
-            self._summed[site] = int(after[stop - 1])
-            start = stop
 
     def append(self, site: str, *parts: np.ndarray) -> None:
         """Append rows of a site. They may be written later, so they must not change."""
@@ -134,20 +120,8 @@ class _ShardPart:
         self._tables = _tables(samples)
         tensors = _tensors(plan, self._tables, self.rows)
         self._missing = {
-            tensor.name: self.rows
-            for tensor in tensors
-            if tensor.name not in self._tables and not tensor.name.endswith(shards.MEAN)
+            tensor.name: self.rows for tensor in tensors if tensor.name not in self._tables
         }
-        submit = (executor or shard_writer.InlineWriter()).submit
-        self._statistics = {
-            site: site_statistics.StatisticsGatherer(
-                plan.widths[site], dtypes.bytes_per_row(plan.widths[site], plan.dtype), submit
-            )
-            for site in plan.sites
-        }
-        self._summed: set[str] = set()  # sites whose sums are given
-        self._unscaled: dict[str, list[np.ndarray]] = {}  # int8 rows that wait for their scales
-        self._scaled = plan.dtype == "int8"
         self._target = storage.new_shard(name, draft)
         self._writer: shard_writer.RawShardWriter | zstd_shards.ZstdShardWriter
         if plan.compression == "zstd":
@@ -157,22 +131,9 @@ class _ShardPart:
         else:
             self._writer = shard_writer.RawShardWriter(self._target, name, tensors, executor)
 
-    def add_sums(self, site: str, tiles: site_statistics.TileSums) -> None:
-        self._summed.add(site)
-        self._statistics[site].add_sums(tiles)
-
     def append(self, site: str, parts: Sequence[np.ndarray]) -> None:
         self._writer.append(site, *parts)
         self._missing[site] -= sum(map(len, parts))
-        name = site.removesuffix(shards.SCALE)
-        if name in self._summed:
-            return
-        if not self._scaled:
-            self._statistics[name].add(parts)
-        elif name == site:
-            self._unscaled.setdefault(name, []).extend(parts)
-        else:
-            self._statistics[name].add(self._unscaled.pop(name), parts)
 
     @property
     def complete(self) -> bool:
@@ -181,12 +142,7 @@ class _ShardPart:
     def finish(self) -> dict[str, Any]:
         for name, values in self._tables.items():
             self._writer.append(name, values)
-        statistics = {}
-        for site, gatherer in self._statistics.items():
-            gathered, mean = gatherer.finish()
-            statistics[site] = gathered.to_json()
-            self._writer.append(site + shards.MEAN, mean)
-        file = replace(self._writer.finish(), statistics=statistics)
+        file = self._writer.finish()
         if isinstance(self._target, shard_writer.DraftFile):
             self._storage.upload(self._target.path, self._name)
         else:
@@ -244,10 +200,6 @@ def _tensors(
     ]
     for site in plan.sites:
         tensors.append(shards.Tensor(name=site, dtype=stored, shape=(rows, plan.widths[site])))
-        mean = site + shards.MEAN
-        tensors.append(shards.Tensor(name=mean, dtype="F32", shape=(plan.widths[site],)))
-        if plan.dtype == "int8":
-            tensors.append(shards.Tensor(name=site + shards.SCALE, dtype="F32", shape=(rows,)))
     return tensors
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -15,7 +14,7 @@ from blake3 import blake3
 
 from tpufleet.errors import FleetError, NotFound
 from tpufleet.runtime import index_parts
-from tpufleet.runtime.units import INDEXED_UNITS, Units, record_name
+from tpufleet.runtime.units import INDEXED_UNITS, Units
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, shards
 from tpufleet_activations.io.storage import Storage, read_exactly
@@ -39,8 +38,7 @@ class VerificationReport:
     tokens: int
     bytes: int
     problems: tuple[str, ...]
-    leftovers: tuple[str, ...]  # shards of workers that died or were too late
-    replaced: tuple[str, ...] = ()  # shards that were committed, before their unit was repaired
+    leftovers: tuple[str, ...]  # of workers that died or were too late, and before repairs
     uncommitted: tuple[str, ...] = ()  # shards of units that are not committed yet
     foreign: tuple[str, ...] = ()  # other files among the shards, which are never deleted
     bad_units: tuple[int, ...] = ()  # committed, but to be rebuilt
@@ -107,9 +105,7 @@ def reopen(storage: Storage, units: Collection[int]) -> list[int]:
 def _classify(dataset: datasets.Dataset, names: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Shards that no commit refers to, by field of the report. A shard of this dataset has a name
     that its writers give, with a token that one of its workers has claimed."""
-    classes: dict[str, list[str]] = {
-        name: [] for name in ("leftovers", "replaced", "uncommitted", "foreign")
-    }
+    classes: dict[str, list[str]] = {name: [] for name in ("leftovers", "uncommitted", "foreign")}
     for name in names:
         parsed = shards.parse_name(name)
         commit = None if parsed is None else dataset.commits.get(parsed.unit)
@@ -120,19 +116,9 @@ def _classify(dataset: datasets.Dataset, names: Collection[str]) -> dict[str, tu
         elif parsed.token > commit.token:
             kind = "foreign"
         else:
-            kind = "replaced" if _was_committed(dataset.storage, parsed) else "leftovers"
+            kind = "leftovers"
         classes[kind].append(name)
     return {kind: tuple(names) for kind, names in classes.items()}
-
-
-def _was_committed(storage: Storage, shard: shards.ShardName) -> bool:
-    """Whether the claim that the shard was written under was committed. A damaged record was
-    replaced as well: a claim is taken over only as long as it can be read."""
-    try:
-        record = json.loads(storage.read(record_name(shard.unit, shard.token + 1)))
-        return record["kind"] != "claim"
-    except (FleetError, ValueError, KeyError, TypeError):
-        return True
 
 
 def delete_leftovers(storage: Storage) -> list[str]:
@@ -144,7 +130,6 @@ def delete_leftovers(storage: Storage) -> list[str]:
         return []
     leftovers = [
         *report.leftovers,
-        *report.replaced,
         *(name for name in storage.names("gangs/") if _GANG_MESSAGE.fullmatch(name)),
     ]
     if report.units >= INDEXED_UNITS:

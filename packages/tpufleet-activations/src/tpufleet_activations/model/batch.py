@@ -28,7 +28,6 @@ class Batch:
     positions: np.ndarray
     segments: np.ndarray | None
     spans: tuple[SampleSpan, ...]
-    tiles: np.ndarray | None = None  # rows that the devices sum: see `stored_tiles`
 
     @property
     def real_tokens(self) -> int:

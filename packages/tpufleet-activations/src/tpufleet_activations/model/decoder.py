@@ -74,7 +74,7 @@ class Forward:
     ) -> Any:
         """tokens, positions [batch, length]; segments the same, or None when rows are not packed.
 
-        Each output is [layers, batch, length, width], and for int8 a pair with its scales.
+        Each output is [layers, batch, length, width].
         """
         with matmul_precision(params["embed"].dtype):
             return self._outputs(params, tokens, positions, segments)
@@ -197,16 +197,7 @@ def group_layers(names: Sequence[str], arch: Architecture) -> list[LayerGroup]:
 
 def to_stored_dtype(values: Any, dtype: str) -> Any:
     """Convert on the device, so that fewer bytes are transferred to the host."""
-    if dtype != "int8":
-        wanted = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}[dtype]
-        return values.astype(wanted)
-    wide = values.astype(jnp.float32)
-    # XLA's maximum on CPUs ignores NaN.
-    finite = jnp.all(jnp.isfinite(wide), axis=-1)
-    largest = jnp.maximum(jnp.max(jnp.abs(wide), axis=-1), 1e-30)
-    scale = jnp.where(finite, largest / 127.0, jnp.nan)
-    rounded = jnp.where(finite[..., None], jnp.rint(wide / scale[..., None]), 0.0)
-    return rounded.astype(jnp.int8), scale
+    return values.astype({"bf16": jnp.bfloat16, "f32": jnp.float32}[dtype])
 
 
 def _layer(

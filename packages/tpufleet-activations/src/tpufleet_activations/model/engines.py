@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,12 @@ from jax.sharding import Mesh
 from tpufleet.errors import BadInput, install_command
 from tpufleet_activations.daemon_threads import DaemonThreads
 from tpufleet_activations.io import dtypes
-from tpufleet_activations.io.shards import SCALE
 from tpufleet_activations.model import (
     architectures,
     decoder,
     host_memory,
     kernel_choice,
     meshes,
-    row_sums,
     sites,
     weights,
 )
@@ -58,7 +56,6 @@ class OutputBlock:
 
     first_row: int
     values: Mapping[str, np.ndarray]
-    sums: Mapping[str, row_sums.DeviceSums] = field(default_factory=dict)  # if the batch has tiles
 
 
 class Engine:
@@ -72,26 +69,22 @@ class Engine:
         *,
         memory: str = "auto",
         cache: ProgramCache | None = None,
-        sums_rows: bool | None = None,
     ):
         """`memory` is how outputs are copied to the host: see `host_memory`. Programs are taken
-        from `cache`, and kept there. `sums_rows`: whether the devices are to sum stored rows;
-        None: if they are GPUs, the only ones where that was measured."""
+        from `cache`, and kept there."""
         self.forward, self.params, self.mesh, self._cache = forward, params, mesh, cache
         self._batch = meshes.batch_sharding(mesh)
         kind = host_memory.memory_kind(mesh, memory)
         self._host = None if kind is None else meshes.output_sharding(mesh, kind)
         platform = mesh.devices.flat[0].platform
         self._in_place = kind is not None and platform in host_memory.ADDRESSABLE
-        gpu = platform in host_memory.GPUS
-        self.sums_rows = gpu if sums_rows is None else sums_rows
         self._options = kernel_choice.compiler_options(mesh, params["embed"].dtype, cache)
         self.step = jax.jit(
-            self._step,
+            self.forward,
             out_shardings=meshes.output_sharding(mesh),
             compiler_options=self._options,
         )
-        self._programs: dict[tuple[tuple[int, ...] | bool | None, ...], Future[Any]] = {}
+        self._programs: dict[tuple[tuple[int, ...], bool], Future[Any]] = {}
         # Processes of one mesh may have to compile the same program at the same time.
         self._compilers = DaemonThreads(
             1 if jax.process_count() > 1 else COMPILERS, "extract-compiler"
@@ -128,9 +121,8 @@ class Engine:
         return lambda: self._fetch(shards)
 
     def compute(self, batch: Batch) -> Any:
-        """Start a batch; its stacks, and the sums of its tiles if it has any, stay on the
-        devices."""
-        arrays = (batch.tokens, batch.positions, batch.segments, batch.tiles)
+        """Start a batch; its stacks stay on the devices."""
+        arrays = (batch.tokens, batch.positions, batch.segments)
         placed = [
             None if array is None else meshes.shard_array(np.ascontiguousarray(array), self._batch)
             for array in arrays
@@ -143,21 +135,6 @@ class Engine:
         with jax.transfer_guard_host_to_device("disallow"):
             return program.result()(self.params, *placed)
 
-    def _step(
-        self,
-        params: Mapping[str, Any],
-        tokens: Any,
-        positions: Any,
-        segments: Any,
-        tiles: Any = None,
-    ) -> Any:
-        """The stacks, and the sums of their rows for statistics if there are `tiles`."""
-        stacks = self.forward(params, tokens, positions, segments)
-        if tiles is None:
-            return stacks
-        pairs = (one if isinstance(one, tuple) else (one, None) for one in stacks)
-        return stacks, tuple(row_sums.sum_tiles(stack, scales, tiles) for stack, scales in pairs)
-
     def compile_ahead(self, batches: Iterable[Batch]) -> None:
         """Compile the programs of these batches; except on GPUs, concurrently in the background."""
         for batch in batches:
@@ -169,8 +146,7 @@ class Engine:
         return len(self._programs)
 
     def _program(self, batch: Batch) -> Future[Any]:
-        tiles = None if batch.tiles is None else batch.tiles.shape
-        key = (batch.tokens.shape, batch.segments is not None, tiles)
+        key = (batch.tokens.shape, batch.segments is not None)
         if key not in self._programs:
             compile_step = functools.partial(self._compile, *key)
             if self.mesh.devices.flat[0].platform == "gpu":
@@ -184,16 +160,13 @@ class Engine:
                 self._programs[key] = self._compilers.submit(compile_step)
         return self._programs[key]
 
-    def _compile(self, shape: tuple[int, ...], packed: bool, tiles: tuple[int, ...] | None) -> Any:
-        parts = (self._description(), shape, packed, tiles)
+    def _compile(self, shape: tuple[int, ...], packed: bool) -> Any:
+        parts = (self._description(), shape, packed)
         program = None if self._cache is None else self._cache.load(parts)
         if program is None:
-            tokens, places = (
-                None if one is None else jax.ShapeDtypeStruct(one, np.int32, sharding=self._batch)
-                for one in (shape, tiles)
-            )
+            tokens = jax.ShapeDtypeStruct(shape, np.int32, sharding=self._batch)
             segments = tokens if packed else None
-            program = self.step.lower(self.params, tokens, tokens, segments, places).compile()
+            program = self.step.lower(self.params, tokens, tokens, segments).compile()
             if self._cache is not None:
                 self._saved.append(self._compilers.submit(self._cache.save, parts, program))
         return program
@@ -258,26 +231,15 @@ class Engine:
         return [by_device[device] for _, device in self._own_parts()]
 
     def _fetch(self, shards: list[list[jax.Array]]) -> list[OutputBlock]:
-        """`shards` of the outputs: all stacks, with their scales, and then the sums of each."""
         names = self.forward.output_sites
         to_numpy = host_memory.view if self._in_place else np.asarray
         blocks = []
         for part, (number, _) in enumerate(self._own_parts()):
             values: dict[str, np.ndarray] = {}
-            arrays = iter([to_numpy(stack[part]) for stack in shards])
-            for group in names:
-                stack = next(arrays)
-                values.update((name, stack[n]) for n, name in enumerate(group))
-                if self.forward.dtype == "int8":
-                    scales = next(arrays)
-                    values.update((name + SCALE, scales[n]) for n, name in enumerate(group))
-            sums: dict[str, row_sums.DeviceSums] = {}
-            rest = list(arrays)  # of a batch with tiles
-            for group, *pair in zip(names if rest else (), rest[::2], rest[1::2], strict=True):
-                tiles = row_sums.DeviceSums(*pair)
-                sums.update((name, row_sums.of_layer(tiles, n)) for n, name in enumerate(group))
+            for group, stack in zip(names, shards, strict=True):
+                values.update(zip(group, to_numpy(stack[part]), strict=True))
             height = next(iter(values.values())).shape[0]
-            blocks.append(OutputBlock(number * height, values, sums))
+            blocks.append(OutputBlock(number * height, values))
         return blocks
 
 
@@ -304,13 +266,12 @@ def open_engine(
     first_batches: Callable[[Engine], Iterable[Batch]] = lambda engine: (),
     cache: ProgramCache | None = None,
     times: StartTimes | None = None,
-    sums_rows: bool | None = None,
     reserve: Sequence[int] = (),
 ) -> Engine:
     """Load a model onto `devices`, by default all local ones. `architecture` avoids reading
     config.json again. `packed`: batches may have several samples in a row. Programs for
     `first_batches` are compiled, or taken from `cache`, while the weights are read; and host memory
-    for outputs of `reserve` bytes is allocated. `sums_rows` as of `Engine`."""
+    for outputs of `reserve` bytes is allocated."""
     check_jax_version()
     dtypes.check_compute_dtype(compute)
     times = times or StartTimes()
@@ -351,7 +312,7 @@ def open_engine(
             mesh=mesh,
         )
         abstract = weights.abstract_parameters(arch, **shaped)
-        engine = Engine(forward, abstract, mesh, memory=memory, cache=cache, sums_rows=sums_rows)
+        engine = Engine(forward, abstract, mesh, memory=memory, cache=cache)
         with times.measure("programs"):
             engine.compile_ahead(first_batches(engine))
         engine.params = loading.result()

@@ -25,7 +25,7 @@ from tpufleet.runtime.object_store import ObjectStore
 from tpufleet_activations import plans
 from tpufleet_activations.io import dtypes
 from tpufleet_activations.model import engines
-from tpufleet_activations.pipeline import batches, preparation, stored_tiles
+from tpufleet_activations.pipeline import batches, preparation
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,6 @@ def calibrate(
     def measure(size: int) -> float:
         """0 if such batches do not fit the devices' memory."""
         batch = typical_batch(plan, size, varlen=engine.varlen, multiple=engine.row_multiple)
-        if engine.sums_rows:
-            batch = stored_tiles.without_rows(batch, engine.row_multiple)
         shape = (batch.tokens.shape, batch.segments is not None)
         return float(engine.finding(("lasting rate", shape), lambda: _rate(engine, batch, clock)))
 

@@ -30,7 +30,6 @@ from tpufleet_activations.pipeline import (
     gangs,
     locations,
     preparation,
-    stored_tiles,
     workers,
 )
 from tpufleet_activations.pipeline.locations import Locations
@@ -190,10 +189,7 @@ def _known_shapes(plan: plans.ExtractionPlan, engine: engines.Engine) -> Iterabl
     if _batching(plan, varlen=engine.varlen) != "varlen":
         return []
     buckets = preparation.plan_buckets(plan)
-    batch = batches.empty_varlen(buckets, plan.batch_tokens, engine.row_multiple)
-    if engine.sums_rows:
-        batch = stored_tiles.without_rows(batch, engine.row_multiple)
-    return [batch]
+    return [batches.empty_varlen(buckets, plan.batch_tokens, engine.row_multiple)]
 
 
 def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:

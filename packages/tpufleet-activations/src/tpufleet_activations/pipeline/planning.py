@@ -87,8 +87,9 @@ class PlanLimits:
         for name, format_value in formats.items():
             limit, value = getattr(self, name), getattr(estimate, name)
             if limit is not None and value is None:
-                price = ", and --price" if name == "cost" else ""
-                raise BadInput(f"cannot estimate the {name}; pass --chips or --rate{price}")
+                raise BadInput(
+                    f"cannot estimate the {name}; pass --chips with a TPU that has a price"
+                )
             if limit is not None and value > limit:
                 raise OverBudget(
                     f"over budget: {format_value(value)}, more than the allowed "
@@ -106,7 +107,6 @@ def make_plan(
     shard_bytes: int = SHARD_BYTES,
     unit_samples: int | None = None,
     chips: tuple[str, int] | None = None,
-    rate: float | None = None,
     price: float | None = None,
     **settings: Any,
 ) -> plans.ExtractionPlan:
@@ -165,7 +165,7 @@ def make_plan(
         units=-(-count // unit_samples),
         operations=scale * sum(arch.flops(length, depth) for length in lengths),
     )
-    estimate = with_cost(estimate, chips=chips, rate=rate, price=price)
+    estimate = with_cost(estimate, chips=chips, price=price)
     return plans.ExtractionPlan(
         model=str(model),
         model_digest=checkpoint.digest(),
@@ -276,21 +276,13 @@ def check_usable(measured: MeasuredSamples, count: int, path: str) -> None:
 
 
 def with_cost(
-    estimate: Estimate,
-    *,
-    chips: tuple[str, int] | None,
-    rate: float | None,
-    price: float | None,
+    estimate: Estimate, *, chips: tuple[str, int] | None, price: float | None
 ) -> Estimate:
-    """Add hours, from tokens per second (`rate`) or the generation and number of TPU chips, and
-    with a price the cost. The price is per chip-hour, or without `chips` per hour of the fleet."""
-    hours = hourly = None
-    if chips is not None:
-        generation, count = chips
-        hours = estimate.operations / (PEAKS[generation] * count * UTILIZATION) / 3600
-        hourly = None if price is None else count * price
-    if rate:
-        hours = estimate.tokens / rate / 3600
-        hourly = hourly if hourly is not None or price is None else price
-    cost = None if hours is None or hourly is None else hours * hourly
+    """Add hours, from the generation and number of TPU chips, and with a price per chip-hour the
+    cost."""
+    if chips is None:
+        return estimate
+    generation, count = chips
+    hours = estimate.operations / (PEAKS[generation] * count * UTILIZATION) / 3600
+    cost = None if price is None else hours * count * price
     return replace(estimate, hours=hours, cost=cost)

@@ -18,7 +18,7 @@ from tpufleet_activations.inputs import contexts, sources, tokenization
 from tpufleet_activations.inputs.contexts import Context
 from tpufleet_activations.inputs.samples import TokenizedSample
 from tpufleet_activations.io.unit_writer import StoredSample
-from tpufleet_activations.pipeline import batches, stored_tiles
+from tpufleet_activations.pipeline import batches
 from tpufleet_activations.pipeline.locations import Locations
 
 
@@ -105,9 +105,8 @@ def batch_units(
     varlen: bool = False,
     fill: bool = False,
     batch_tokens: int | None = None,
-    sums_rows: bool = False,
 ) -> BatchedUnits:
-    """`batch_tokens`, if not those of the plan. `sums_rows`: the devices sum stored rows."""
+    """`batch_tokens`, if not those of the plan."""
     made = batches.make_batches(
         [context.tokens for unit in units for context in unit.contexts],
         batching=batches.resolve_batching(plan.batching, plan_buckets(plan), varlen=varlen),
@@ -117,9 +116,6 @@ def batch_units(
         fill=fill,
         units=[number for number, unit in enumerate(units) for _ in unit.contexts],
     )
-    if sums_rows:
-        known = [context for unit in units for context in unit.contexts]
-        made = (stored_tiles.with_tiles(batch, known, row_multiple) for batch in made)
     return BatchedUnits(units=tuple(units), batches=tuple(made))
 
 

@@ -35,7 +35,6 @@ class Meter:
         self.tokens = self.batches = 0
         self._real_tokens = self._computed_tokens = 0  # with those of the first batch
         self.programs, self.compile_seconds = 0, 0.0
-        self.write_mode = ""  # of the storage, once something is written: see `Storage.write_mode`
         self.calibrated: dict[str, Any] = {}  # see `calibration.Calibration`
         self._operations = 0.0
         self._lock = threading.Lock()  # several threads commit units
@@ -165,7 +164,6 @@ class Meter:
             "start_seconds": self.start_seconds(),
             "start": dict(self._start.parts),
             "mfu": self.utilization(),
-            "writes": self.write_mode,
             "queues": {name: queue.depth() for name, queue in self._queues.items()},
             "limit": self.bottleneck(),
             "busy_seconds": {name: round(busy, 2) for name, busy in self.stage_seconds().items()},

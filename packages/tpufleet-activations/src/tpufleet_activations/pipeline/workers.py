@@ -20,15 +20,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpufleet.errors import BadInput, Fenced
+from tpufleet.errors import Fenced
 from tpufleet.runtime.units import Claim, Units
 from tpufleet_activations import plans
 from tpufleet_activations.inputs.contexts import Context
 from tpufleet_activations.io import shard_writer, unit_writer
-from tpufleet_activations.io.site_statistics import TileSums
 from tpufleet_activations.io.storage import Storage
 from tpufleet_activations.model import engines
-from tpufleet_activations.pipeline import batches, calibration, preparation, stages, stored_tiles
+from tpufleet_activations.pipeline import batches, calibration, preparation, stages
 from tpufleet_activations.pipeline.gangs import Coordinator
 from tpufleet_activations.pipeline.locations import Locations
 from tpufleet_activations.pipeline.progress_meter import Meter
@@ -288,7 +287,6 @@ class Worker:
             varlen=self._engine.varlen,
             fill=self._coordinator.parts > 1,
             batch_tokens=self._batch_tokens(),
-            sums_rows=self._engine.sums_rows,
         )
         return _Group(tuple(claim for claim, _ in items), prepared)
 
@@ -340,8 +338,6 @@ class Worker:
             self._unfinished.update(self._writers)
         for block in step.blocks:
             assert step.batch is not None
-            if self._plan.dtype == "f16":
-                _check_range(step, block)
             _append(self._writers, group.prepared, step.batch, block)
         for unit in step.ended:
             writer = self._writers[unit]
@@ -357,7 +353,6 @@ class Worker:
         part = self._coordinator.part
         rows = [self._engine.rows(len(batch.tokens)) for batch in group.prepared.batches]
         samples = group.prepared.stored_samples(rows, include_skipped=part == 0)
-        self.meter.write_mode = self._storage.write_mode()
         return [
             unit_writer.UnitWriter(
                 self._storage,
@@ -417,24 +412,6 @@ class HeartbeatThread:
                 log.warning("heartbeat failed: %s; retrying in %.0f s", error, self._interval)
 
 
-def _check_range(step: _Step, block: engines.OutputBlock) -> None:
-    """Raise if an activation is stored as infinity or NaN: float16 ends at 65,504, which residual
-    streams of common models exceed."""
-    assert step.batch is not None
-    for site, values in block.values.items():
-        for span in step.batch.spans:
-            if not 0 <= span.row - block.first_row < len(values):
-                continue
-            rows = values[span.row - block.first_row, span.start : span.start + span.length]
-            if not np.isfinite(rows).all():
-                sample = step.group.prepared.contexts[span.sample].sample
-                raise BadInput(
-                    f"sample {sample.index} has activations at {site} that float16 cannot hold "
-                    "(more than 65,504, or not a number); run `tpu extract plan --dtype bf16` with "
-                    "another output folder"
-                )
-
-
 def _append(
     writers: Sequence[unit_writer.UnitWriter],
     prepared: preparation.BatchedUnits,
@@ -444,17 +421,8 @@ def _append(
     """Append a block's rows to the shards of the units that they belong to."""
     height = next(iter(block.values.values())).shape[0]
     rows = range(block.first_row, block.first_row + height)
-    contexts = prepared.contexts
     own = [span for span in batch.spans if span.row in rows]
     units = [bisect_right(prepared.first_contexts, span.sample) - 1 for span in own]
-    if block.sums:
-        number, counts = stored_tiles.tile_rows(own, contexts).T
-        tile_units = np.array(units)[number]
-        for unit in set(units):
-            tiles = np.flatnonzero(tile_units == unit)
-            for name, sums in block.sums.items():
-                known = TileSums(rows=counts, totals=sums.totals, figures=sums.figures)
-                writers[unit].add_sums(name, known[tiles])
     by_unit: dict[int, list[batches.SampleSpan]] = {}
     for unit, span in zip(units, own, strict=True):
         by_unit.setdefault(unit, []).append(span)

@@ -1,4 +1,4 @@
-"""Deletes results and code of documents that ended long ago. The documents stay."""
+"""Deletes results, logs and code of documents that ended long ago. The documents stay."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Conflict, Forbidden, NotFound
+from tpufleet.model.api_types import PurgeRequest
 from tpufleet.model.job.jobs import JobId
 from tpufleet_firestore.bridge.collection import JobCollection
 from tpufleet_firestore.bridge.large_results import ResultStore
@@ -46,7 +47,7 @@ class ResultCleanup:
     def _delete_files(self, job_id: JobId) -> None:
         self._results.delete(job_id)
         try:
-            self._client.delete_job_files(job_id)
+            self._client.purge(PurgeRequest(jobs=(job_id,)))
         except NotFound:
             return  # a job of another server, or of one that was reset
         except (Conflict, Forbidden) as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpufleet.errors import BadInput, Fenced, PermissionMissing, Unreachable, install_command
+from tpufleet.errors import BadInput, Fenced, PermissionMissing, Unreachable
 from tpufleet_firestore.bridge import documents
 from tpufleet_firestore.bridge.documents import (
     LIVE_STATUSES,
@@ -40,14 +40,8 @@ class DocumentChange:
 
 def connect(project: str | None, database: str | None) -> firestore.Client:
     """With the default credentials, or to the emulator in FIRESTORE_EMULATOR_HOST."""
-    try:
-        from google.cloud import firestore
-    except ImportError as error:
-        raise BadInput(
-            "the Firestore client is not installed\n"
-            f"  next: {install_command('tpufleet[firestore]')}"
-        ) from error
     from google.auth.exceptions import DefaultCredentialsError
+    from google.cloud import firestore
 
     try:
         return firestore.Client(project=project, database=database)

@@ -133,9 +133,6 @@ def check_template(template: JobTemplate, client: FleetClient) -> None:
         )
     sample = CodeRequest(code="pass", challenge_number=1, timeout=1)
     spec = job_file.parse_job(jobs.job_spec(template, JobId("fs-sample"), "sample", sample))
-    for name in jobs.PROGRAM_FILES:
-        if not (template.program_dir / name).is_file():
-            raise BadInput(f"{name} is missing in {template.program_dir}; reinstall tpufleet")
     if template.pool is not None:
         pool = client.pool(template.pool)
         if pool.accelerator != spec.accelerator:

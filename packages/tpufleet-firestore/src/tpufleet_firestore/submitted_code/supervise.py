@@ -54,12 +54,8 @@ class RootRefused(Exception):
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--user", default=AUTO, help="user that runs the code when the supervisor is root"
-    )
-    parser.add_argument(
-        "--allow-root", action="store_true", help="run the code as root if no other user can"
-    )
+    parser.add_argument("--user", default=AUTO)  # that runs the code, if this one is root
+    parser.add_argument("--allow-root", action="store_true")  # if that user cannot
     parser.add_argument("request", type=Path)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _exit)

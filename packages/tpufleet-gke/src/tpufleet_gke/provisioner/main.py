@@ -21,12 +21,12 @@ import msgspec
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes.connections import Connection
-from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
-from tpufleet.kubernetes.leader_election import LeaderElector
 from tpufleet.kubernetes.probes import ProbeServer, stale_caches
 from tpufleet_gke.provisioner.gke import node_pools
 from tpufleet_gke.provisioner.gke.calls import MAX_CONCURRENT_DELETES
 from tpufleet_gke.provisioner.gke.node_pools import GkeNodePools, MockNodePools, NodePools
+from tpufleet_gke.provisioner.kube.event_recorder import KubernetesEventRecorder
+from tpufleet_gke.provisioner.kube.leader_election import LeaderElector
 from tpufleet_gke.provisioner.kube.pool_events import BackgroundRecorder, EventReporter
 from tpufleet_gke.provisioner.kube.watched_cluster import WatchedCluster
 from tpufleet_gke.provisioner.loop import Provisioner

@@ -29,7 +29,7 @@ from tpufleet_migration.activations import pickle_shards
 SHARD = re.compile(r"shard_\d+\.pkl(\.gz)?$")
 FILE_PATTERNS = ("*shard_*.pkl", "*shard_*.pkl.gz", "*checkpoint_*.json")
 MIN_UNIT_SAMPLES = 16
-DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+DTYPES = {"bfloat16": "bf16", "float32": "f32"}
 
 
 class LegacySampleId(NamedTuple):

@@ -33,8 +33,6 @@ ARC_OPTIONS = (
     "grid_encoder",
     "prompt_version",
     "predictions_per_task",
-    "streams",
-    "skip_completed",
     "seed",
 )
 COUNT = click.IntRange(1)
@@ -58,8 +56,6 @@ PLAN_OPTIONS = (
     _option("--prompt-version"),
     _option("--prompt-file", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
     _option("--predictions-per-task", type=COUNT),
-    _option("--streams"),
-    _option("--skip-completed", is_flag=True),
     _option("--seed", type=int),
 )
 

@@ -10,7 +10,6 @@ import gzip
 import io
 import json
 import pickle
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +19,10 @@ import numpy as np
 
 from tpufleet.errors import BadInput
 from tpufleet_activations.input_errors import unreadable
-from tpufleet_activations.io import datasets, export_folder
-from tpufleet_activations.io.storage import Storage
+from tpufleet_activations.io import datasets
+from tpufleet_activations.io.storage import Storage, check_empty
 from tpufleet_activations.model import sites
 
-_SHARD = re.compile(r"shard_\d{4,}\.pkl(\.gz)?")
 SUMMARY = "metadata.json"
 OVERHEAD = 1024  # bytes that the older writer counted per record besides the array
 
@@ -110,7 +108,7 @@ def export_shards(
     if pad_to is not None:
         for sample in dataset:
             _check_padding(len(dataset.tokens(sample)), pad_to)
-    export_folder.take(storage, dataset.plan, "pickle", replaces=_is_exported)
+    check_empty(storage)
     shards: list[dict[str, Any]] = []
     buffer: dict[int, list[dict[str, Any]]] = {}
     size = 0
@@ -133,10 +131,6 @@ def export_shards(
             buffer, size = {}, 0
     if buffer:
         shards.append(_write(storage, len(shards) + 1, buffer, size, compress))
-    written = {shard["filename"] for shard in shards}
-    for stale in storage.names("shard_"):  # of an earlier export, which an import would read too
-        if _SHARD.fullmatch(stale) and stale not in written:
-            storage.delete(stale)
     remote = "://" in storage.url
     bucket, _, prefix = storage.url.partition("://")[2].partition("/")
     summary = {
@@ -151,16 +145,8 @@ def export_shards(
     }
     storage.replace(SUMMARY, json.dumps(summary, indent=2).encode())
     checkpoint = {**build_checkpoint(dataset), "total_shards": len(shards)}
-    storage.replace(_checkpoint_name(checkpoint["worker_id"]), json.dumps(checkpoint).encode())
+    storage.replace("checkpoint_worker_0.json", json.dumps(checkpoint).encode())
     return summary
-
-
-def _is_exported(name: str) -> bool:
-    return bool(_SHARD.fullmatch(name)) or name in (SUMMARY, _checkpoint_name(0))
-
-
-def _checkpoint_name(worker: int) -> str:
-    return f"checkpoint_worker_{worker}.json"
 
 
 def _preview(metadata: Mapping[str, Any]) -> str:

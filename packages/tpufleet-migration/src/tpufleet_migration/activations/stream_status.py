@@ -13,7 +13,6 @@ from tpufleet.runtime.units import Claim, Commit, Units
 from tpufleet_activations import plans
 from tpufleet_activations.inputs import sources
 from tpufleet_activations.io.storage import Storage
-from tpufleet_migration.activations.arc import stream_manifests
 from tpufleet_migration.activations.arc.source import ArcSource
 
 
@@ -38,7 +37,7 @@ def stream_manifest(storage: Storage, data: str | None = None) -> dict[str, Any]
         times += [entry.at for entry in started]
         status = "in_progress" if started else "pending"
         streams[str(number)] = {
-            "status": stream_manifests.COMPLETED if completed else status,
+            "status": "completed" if completed else status,
             "dataset_path": str(path),
             "pod_id": max(started, key=lambda entry: entry.at).worker if started else None,
             "started_at": _time(min((entry.at for entry in started), default=None)),

@@ -8,16 +8,14 @@ from pathlib import Path
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model.fleet import fleets
 from tpufleet.views.cli import connection
 
 
 @click.command(
     epilog="\b\nExamples:\n  tpu emulator\n"
-    "  tpu emulator --listen 127.0.0.1:8475 --nodes us-central1-a=4 --plan storm.yaml\n",
+    "  tpu emulator --listen 127.0.0.1:8475 --plan storm.yaml\n",
 )
 @click.option("--listen", default="127.0.0.1:8475", show_default=True, help="Address.")
-@click.option("--nodes", multiple=True, metavar="ZONE=N", help="Maximum number of nodes of a zone.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Fault plan (YAML).")
 @click.option(
     "--speed", type=click.FloatRange(min=1.0), default=1.0, show_default=True, metavar="FACTOR",
@@ -28,7 +26,6 @@ from tpufleet.views.cli import connection
 def emulator(
     context: click.Context,
     listen: str,
-    nodes: tuple[str, ...],
     plan: Path | None,
     speed: float,
     agents: bool,
@@ -50,15 +47,7 @@ def emulator(
     if not re.fullmatch(r".+:\d{1,5}", listen):
         raise BadInput(f"--listen: {listen!r} is not ADDRESS:PORT, such as 127.0.0.1:8475")
     folder = connection.settings().home / "emulator" if agents else None
-    limits = dict(_node_limit(option) for option in nodes)
 
     from tpufleet_testbed.cloud_tpu.emulator import run_emulator
 
-    context.exit(run_emulator(listen, folder, plan, limits, speed))
-
-
-def _node_limit(option: str) -> tuple[str, int]:
-    zone, _, limit = option.partition("=")
-    if not zone or not limit.isdecimal():
-        raise BadInput(f"--nodes: {option!r} is not ZONE=N, such as us-central1-a=4")
-    return fleets.check_zone(zone), int(limit)
+    context.exit(run_emulator(listen, folder, plan, speed))

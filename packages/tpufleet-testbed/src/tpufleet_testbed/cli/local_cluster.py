@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.registry import SharedOptions, shared_option
 from tpufleet_testbed.kubernetes import binaries, cluster, emulated_gke, leader_worker_sets
 from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
-from tpufleet_testbed.kubernetes.image import builder, sbom
+from tpufleet_testbed.kubernetes.image import builder
 from tpufleet_testbed.kubernetes.node import job_namespace, node_images, real_node
 from tpufleet_testbed.kubernetes.node.node_config import NodeShape
 
@@ -161,7 +160,7 @@ def kubectl(context: click.Context, args: tuple[str, ...]) -> None:
 @local_group.command(
     "image",
     epilog="\b\nExamples:\n  tpu cluster local image tpufleet.tar --variant tpu\n"
-    "  tpu cluster local image server.tar --variant server --sbom server.cdx.json\n",
+    "  tpu cluster local image server.tar --variant server\n",
 )
 @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
@@ -172,14 +171,8 @@ def kubectl(context: click.Context, args: tuple[str, ...]) -> None:
     help="What it holds: agent (JAX for simulated chips), server (no JAX), tpu (with libtpu), "
     "trainer (tpu, and what the examples import).",
 )
-@click.option(
-    "--sbom",
-    "bill",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the bill of materials (CycloneDX JSON) to this file.",
-)
 @json_option
-def image(target: Path, variant: str, bill: Path | None) -> None:
+def image(target: Path, variant: str) -> None:
     """Build a container image of this checkout into an archive, without a container engine.
 
     The archive is an OCI image layout, which `ctr images import` reads. Needs Linux, root and
@@ -190,8 +183,6 @@ def image(target: Path, variant: str, bill: Path | None) -> None:
     )
     with target.open("wb") as archive:
         built.write(archive)
-    if bill is not None:
-        bill.write_text(json.dumps(sbom.bill_of_materials(built), indent=1) + "\n")
     result = {"image": built.reference, "archive": str(target)}
     output.print_result(result, built.reference)
 

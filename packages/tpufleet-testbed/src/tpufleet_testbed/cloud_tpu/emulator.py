@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tpufleet.clocks import Clock, SystemClock
@@ -12,7 +12,7 @@ from tpufleet.errors import BadInput
 from tpufleet_testbed.cloud_tpu import api_errors, fault_plan, grpc_service
 from tpufleet_testbed.cloud_tpu.admin import AdminService
 from tpufleet_testbed.cloud_tpu.agent_hosts import AgentHosts
-from tpufleet_testbed.cloud_tpu.capacity import UNLIMITED, CapacityLimit, CloudCapacity
+from tpufleet_testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
 from tpufleet_testbed.cloud_tpu.cloud import Cloud
 from tpufleet_testbed.cloud_tpu.fault_plan import NO_FAULTS, CloudFaultPlan
 from tpufleet_testbed.cloud_tpu.locations import ZONES, Latencies
@@ -108,14 +108,12 @@ def run_emulator(
     listen: str,
     agents_folder: Path | None,  # None: nodes run no agent
     plan_file: Path | None,
-    nodes: Mapping[str, int],  # maximum by zone
     speed: float,  # of all operations
 ) -> int:
     """Run the Cloud TPU emulator until SIGTERM or SIGINT. Returns the exit status."""
     plan = fault_plan.load(plan_file) if plan_file else NO_FAULTS
-    limits = [CapacityLimit(zone=zone, most=most) for zone, most in nodes.items()]
     emulator = Emulator(
-        stock=CloudCapacity(nodes=(*limits, *plan.stock), quota=plan.quota),
+        stock=CloudCapacity(nodes=plan.stock, quota=plan.quota),
         latencies=plan.latencies.divided_by(speed),
         plan=plan,
         agents_folder=agents_folder,

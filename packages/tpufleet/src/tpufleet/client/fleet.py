@@ -18,7 +18,6 @@ from tpufleet.errors import NotFound, Unreachable
 from tpufleet.model.api_types import (
     AdoptedNode,
     AdoptRequest,
-    ArchiveRequest,
     AuditPage,
     ChannelPage,
     Comparison,
@@ -34,7 +33,7 @@ from tpufleet.model.api_types import (
     JobExplanation,
     JobPage,
     JobRow,
-    LocationRelease,
+    JobSelection,
     LoginLink,
     LogLine,
     MetricSeries,
@@ -62,7 +61,6 @@ from tpufleet.model.api_types import (
     TokenPage,
     TokenRotation,
     TokenRow,
-    UnarchiveRequest,
     UserPage,
 )
 from tpufleet.model.events import Event
@@ -313,21 +311,13 @@ class FleetClient:
         body = NewLink(resource=resource, expires_in=expires_in)
         return self._call("POST", f"/jobs/{job_segment(ref)}/links", SignedLink, body=body)
 
-    def delete_job_files(self, ref: str) -> None:
-        """Delete the result and the code of an ended job. It cannot be rerun afterwards."""
-        self._call("DELETE", f"/jobs/{job_segment(ref)}/files")
-
-    def archive(self, request: ArchiveRequest) -> tuple[JobRow, ...]:
-        """Leave ended jobs out of listings, or list which ones (dry run: the first 10,000)."""
-        rows: list[JobRow] = []
-        while True:
-            page = self._call("POST", "/archive", JobPage, body=request, timeout=_BULK_SECONDS)
-            rows += page.jobs
-            if page.next is None or request.dry_run:
-                return tuple(rows)
+    def archive(self, refs: Sequence[str]) -> tuple[JobRow, ...]:
+        """Leave ended jobs out of listings."""
+        body = JobSelection(jobs=tuple(refs))
+        return self._call("POST", "/archive", JobPage, body=body).jobs
 
     def unarchive(self, refs: Sequence[str]) -> tuple[JobRow, ...]:
-        body = UnarchiveRequest(jobs=tuple(refs))
+        body = JobSelection(jobs=tuple(refs))
         return self._call("POST", "/unarchive", JobPage, body=body).jobs
 
     def purge(self, request: PurgeRequest) -> PurgeReport:
@@ -382,11 +372,6 @@ class FleetClient:
 
     def release_held_slice(self, slice_id: str) -> None:
         self._call("POST", f"/slices/{path_segment(slice_id)}/release")
-
-    def release_checkpoint_location(self, location: str, reason: str = "") -> None:
-        """Let others use it; an admin says why they release that of another user."""
-        body = LocationRelease(location=location, reason=reason)
-        self._call("POST", "/checkpoints/release", body=body)
 
     # The inventory
 
@@ -452,9 +437,8 @@ class FleetClient:
         note: str = "",
         expires_in: timedelta | None = None,
         scope: TokenScope = TokenScope.FULL,
-        pool: str | None = None,
     ) -> CreatedToken:
-        body = NewToken(user=user, note=note, expires_in=expires_in, scope=scope, pool=pool)
+        body = NewToken(user=user, note=note, expires_in=expires_in, scope=scope)
         return self._call("POST", "/tokens", CreatedToken, body=body)
 
     def rotate_token(self, token_id: str, overlap: timedelta) -> CreatedToken:

@@ -71,7 +71,6 @@ def _private_paths(settings: Config) -> list[Path]:
         settings.secret_file,
         settings.admin_token_file,
         settings.tls_key,
-        settings.secrets_age_identity,
     )
     found = (settings.home, settings.data, *(path for path in files if path is not None))
     return list(dict.fromkeys(found))

@@ -1,15 +1,12 @@
-"""The key that encrypts secrets of jobs, wrapped by a key management service or an age identity:
-what is on disk, in the database and in backups cannot be decrypted without it."""
+"""The key that encrypts secrets of jobs, wrapped by a key management service: what is on disk, in
+the database and in backups cannot be decrypted without it."""
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
-from tpufleet.compose import server_files
 from tpufleet.config import Config
 from tpufleet.errors import BadInput, Unreachable, optional_packages
 from tpufleet.stores.base import Store
@@ -30,83 +27,32 @@ class KeyService(Protocol):
 
 def secrets_key(settings: Config, store: Store) -> bytes | None:
     """None: no key service is configured."""
-    if settings.secrets_age_identity is not None and settings.secrets_kms_key is not None:
-        raise BadInput("secrets_age_identity and secrets_kms_key are both set; set one of them")
-    services: list[KeyService] = []
-    if settings.secrets_age_identity is not None:
-        services += age_identities(settings.secrets_age_identity)
     if settings.secrets_kms_key is not None:
-        services.append(CloudKms(settings.secrets_kms_key))
-    if not services and store.metadata(_WRAPPED_KEY) is None:
-        return None
-    return unwrapped_key(store, services)
+        return unwrapped_key(store, CloudKms(settings.secrets_kms_key))
+    if (stored := store.metadata(_WRAPPED_KEY)) is not None:
+        raise _wrapped_with(stored, "which is not configured")
+    return None
 
 
-def unwrapped_key(store: Store, services: Sequence[KeyService]) -> bytes:
-    """Created on first use, and wrapped by the first service. If it is found wrapped by one of the
-    others, it is wrapped again. The name of the service is stored beside it."""
+def unwrapped_key(store: Store, service: KeyService) -> bytes:
+    """Created on first use. The name of the service is stored beside it."""
     if store.metadata(_WRAPPED_KEY) is None:
-        new = _wrapped(os.urandom(_KEY_BYTES), services[0])
-        store.put_metadata(_WRAPPED_KEY, new, replace=False)  # unless another server was faster
+        wrapped = base64.b64encode(service.encrypt(os.urandom(_KEY_BYTES))).decode()
+        # Unless another server was faster.
+        store.put_metadata(_WRAPPED_KEY, f"{service.name} {wrapped}", replace=False)
     stored = store.metadata(_WRAPPED_KEY)
     assert stored is not None
     name, _, wrapped = stored.partition(" ")
-    service = next((each for each in services if each.name == name), None)
-    if service is None:
-        configured = f"not with {services[0].name}" if services else "which is not configured"
-        setting = "secrets_age_identity" if name.startswith("age1") else "secrets_kms_key"
-        raise BadInput(
-            f"secrets are encrypted with {name}, {configured}\n"
-            f"  next: set {setting} as before; to replace the key, use a new version of it in "
-            "Cloud KMS, or put a new age identity before the former one in its file"
-        )
-    key = service.decrypt(base64.b64decode(wrapped))
-    if service is not services[0]:
-        store.put_metadata(_WRAPPED_KEY, _wrapped(key, services[0]))
-    return key
+    if name != service.name:
+        raise _wrapped_with(stored, f"not with {service.name}")
+    return service.decrypt(base64.b64decode(wrapped))
 
 
-def _wrapped(key: bytes, service: KeyService) -> str:
-    return f"{service.name} {base64.b64encode(service.encrypt(key)).decode()}"
-
-
-class AgeIdentity:
-    """https://age-encryption.org/v1. Named by its public key, the recipient."""
-
-    def __init__(self, secret_key: str) -> None:
-        self._age = _pyrage()
-        self._identity = self._age.x25519.Identity.from_str(secret_key)
-        self.name = str(self._identity.to_public())
-
-    def encrypt(self, plaintext: bytes) -> bytes:
-        return bytes(self._age.encrypt(plaintext, [self._identity.to_public()]))
-
-    def decrypt(self, ciphertext: bytes) -> bytes:
-        return bytes(self._age.decrypt(ciphertext, [self._identity]))
-
-
-def age_identities(path: Path) -> list[AgeIdentity]:
-    """Of a file as `age-keygen` writes it, with one or several identities."""
-    age = _pyrage()
-    setting = "secrets_age_identity"
-    lines = server_files.read_private_file(path, setting).splitlines()
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    try:
-        identities = [AgeIdentity(key) for key in keys]
-        if not identities:
-            raise age.IdentityError("it has no identity")
-    except age.IdentityError as error:
-        raise BadInput(
-            f"{setting}: {path} is not an age identity file: {error}\n"
-            f"  next: run `age-keygen -o {path}`"
-        ) from error
-    return identities
-
-
-def _pyrage() -> Any:
-    with optional_packages("secrets_age_identity", "age"):
-        import pyrage
-    return pyrage
+def _wrapped_with(stored: str, but: str) -> BadInput:
+    return BadInput(
+        f"secrets are encrypted with {stored.partition(' ')[0]}, {but}\n"
+        "  next: set secrets_kms_key as before; to replace the key, use a new version of it"
+    )
 
 
 class CloudKms:

@@ -1,4 +1,4 @@
-"""Kubernetes API client: resources as plain dictionaries, watch caches, leader election, events.
+"""Kubernetes API client: resources as plain dictionaries, watch caches, probes.
 
 Needs the extra `k8s` (lightkube).
 """

@@ -185,13 +185,6 @@ class JobChanges:
     priority: int | None = None
 
 
-class LocationRelease(msgspec.Struct, frozen=True, kw_only=True):
-    """Let others use a checkpoint location that job files name."""
-
-    location: str
-    reason: str = ""  # required of an admin, for that of another user
-
-
 class MetricSeries(msgspec.Struct, frozen=True, kw_only=True):
     """What a job reported over time, thinned to a bounded number of points."""
 
@@ -325,7 +318,6 @@ class CurrentUser(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     token_id: str = ""
     scope: TokenScope = TokenScope.FULL
-    pool: str | None = None
 
 
 class BrowserSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -366,7 +358,6 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     expires_in: timedelta | None = None  # None: never; service accounts: after 90 days
     scope: TokenScope = TokenScope.FULL
-    pool: str | None = None  # limited to jobs in this pool
 
 
 class TokenRotation(msgspec.Struct, frozen=True, kw_only=True):
@@ -381,7 +372,6 @@ class CreatedToken(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     expires_at: datetime | None = None
     scope: TokenScope = TokenScope.FULL
-    pool: str | None = None
 
 
 class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -392,7 +382,6 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     last_used_at: datetime | None
     expires_at: datetime | None = None
     scope: TokenScope = TokenScope.FULL
-    pool: str | None = None
     session_of: str | None = None  # of a browser session: id of the token that logged it in
 
 
@@ -414,32 +403,15 @@ class SecretNames(msgspec.Struct, frozen=True, kw_only=True):
     shared: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndedJobSelection:
-    """The jobs named, else all of the caller's that match; none that they were resumed or rerun
-    from."""
-
-    jobs: tuple[str, ...] = ()
-    states: frozenset[JobState] = frozenset()  # end states; empty: any
-    older_than: timedelta = timedelta(0)  # since they ended
-    all_owners: bool = False  # not only the caller's jobs
-    dry_run: bool = False
+class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
+    jobs: tuple[str, ...]  # references
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArchiveRequest(EndedJobSelection):
-    """Leave these jobs out of listings. Deletes nothing."""
-
-
-class UnarchiveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    jobs: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PurgeRequest(EndedJobSelection):
+class PurgeRequest(JobSelection, frozen=True, kw_only=True):
     """Delete the logs, results and code of these jobs."""
 
     checkpoints: bool = False  # delete checkpoints too
+    dry_run: bool = False
 
 
 class PurgedJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -458,7 +430,6 @@ class PurgedJob(msgspec.Struct, frozen=True, kw_only=True):
 class PurgeReport:
     jobs: tuple[PurgedJob, ...]
     code_size: int  # bytes of code that no other job uses
-    more: bool = False  # other jobs match too; the next request selects them
 
     @property
     def size(self) -> int:

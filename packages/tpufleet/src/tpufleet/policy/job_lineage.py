@@ -4,12 +4,12 @@ of a lineage until all of it has ended; a request of a user is about the jobs th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 
 import msgspec
 
-from tpufleet.model.job.jobs import Job, JobId, JobState
+from tpufleet.model.job.jobs import Job, JobId
 
 
 class JobLineage(msgspec.Struct, frozen=True):
@@ -23,11 +23,8 @@ class JobLineage(msgspec.Struct, frozen=True):
     def live(self) -> Job | None:
         return next((job for job in self.jobs if not job.ended), None)
 
-    def ended_by(self, states: Collection[JobState], before: datetime) -> bool:
-        """All of it has ended by this moment, the last job in one of these states."""
-        if self.live is not None or self.last.state not in states:
-            return False
-        return all(job.ended_at is not None and job.ended_at <= before for job in self.jobs)
+    def ended_by(self, moment: datetime) -> bool:
+        return all(job.ended_at is not None and job.ended_at <= moment for job in self.jobs)
 
 
 def job_lineages(jobs: Iterable[Job]) -> list[JobLineage]:

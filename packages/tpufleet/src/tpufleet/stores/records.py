@@ -80,13 +80,11 @@ class JobQuery:
     parent: JobId | None = None
     ids: Sequence[JobId] | None = None  # a few hundred at most, as of `parents`
     parents: Sequence[JobId] | None = None
-    snapshot: str | None = None
     other_owner_than: str | None = None
     search: JobSearch | None = None
     archived: bool | None = False  # None: both
     having: FileKind | None = None  # of which they were not deleted
     oldest_first: bool = False  # not for a search
-    submitted_before: datetime | None = None
     limit: int = 100
     before: JobId | None = None
 

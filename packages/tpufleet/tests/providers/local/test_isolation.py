@@ -126,7 +126,7 @@ def test_a_job_reads_no_credential_of_the_server_outside_its_state_folder(tmp_pa
 
 
 def test_every_credential_of_a_server_is_hidden_from_jobs(tmp_path):
-    names = ("token_file", "secret_file", "admin_token_file", "tls_key", "secrets_age_identity")
+    names = ("token_file", "secret_file", "admin_token_file", "tls_key")
     files = {name: tmp_path / name for name in names}
     variables = {f"TPUFLEET_{name.upper()}": str(file) for name, file in files.items()}
     settings = config.load({**variables, "TPUFLEET_TLS_CERT": str(tmp_path / "cert")}, tmp_path)

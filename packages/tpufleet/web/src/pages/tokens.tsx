@@ -1,5 +1,5 @@
 import { useState } from "preact/hooks";
-import { type Pool, type TokenRow, type User, post, remove } from "../api";
+import { type TokenRow, type User, post, remove } from "../api";
 import { type Question, useAsk } from "../dialogs";
 import { word } from "../format";
 import { Age, Cli, Empty, Facts, Failure, Table, Title, useData } from "../parts";
@@ -30,8 +30,7 @@ const SCOPES: [string, string][] = [
 export function Tokens() {
   const { data, error, reload } = useData<{ tokens: TokenRow[] }>("/tokens");
   const { data: users, error: noUsers } = useData<{ users: User[] }>(isAdmin() ? "/users" : null);
-  const { data: pools, error: noPools } = useData<{ pools: Pool[] }>("/pools");
-  const ready = pools !== null && (users !== null || !isAdmin());
+  const ready = users !== null || !isAdmin();
   const [shown, setShown] = useState<NewToken | null>(null);
   const { ask, dialog } = useAsk();
   const me = session.value?.user ?? "";
@@ -43,7 +42,6 @@ export function Tokens() {
       { name: "note", label: "What it is for" },
       { name: "expires", label: "Expires", type: "select", value: "90d", options: LIFETIMES },
       { name: "scope", label: "Scope", type: "select", options: SCOPES },
-      { name: "pool", label: "Pool", type: "select", options: [["", "all pools"], ...(pools?.pools ?? []).map((pool) => [pool.name, `only ${pool.name}`] as [string, string])] },
     ],
     line: (values) =>
       [
@@ -52,7 +50,6 @@ export function Tokens() {
         values["note"] ? `--note ${word(values["note"])}` : "",
         values["expires"] ? `--expires ${values["expires"]}` : "",
         values["scope"] === "full" ? "" : `--scope ${values["scope"]}`,
-        values["pool"] ? `--pool ${word(values["pool"])}` : "",
       ]
         .filter(Boolean)
         .join(" "),
@@ -63,7 +60,6 @@ export function Tokens() {
           note: values["note"],
           expires_in: values["expires"] ? days(values["expires"]) : null,
           scope: values["scope"],
-          pool: values["pool"] || null,
         }),
       );
       reload();
@@ -78,7 +74,7 @@ export function Tokens() {
         </button>
         <Cli line="tpu token list" />
       </div>
-      <Failure message={error || noUsers || noPools} />
+      <Failure message={error || noUsers} />
       <Secret made={shown} />
       <Table
         name="tokens"
@@ -87,7 +83,7 @@ export function Tokens() {
         columns={[
           { name: "Token", cell: (token) => <code>{token.id}</code> },
           { name: "User", cell: (token) => token.user },
-          { name: "Scope", cell: (token) => `${token.scope}${token.pool ? `, pool ${token.pool}` : ""}` },
+          { name: "Scope", cell: (token) => token.scope },
           { name: "Note", kind: "text", cell: (token) => token.note || "–" },
           { name: "Created", cell: (token) => <Age at={token.created_at} /> },
           { name: "Used", cell: (token) => (token.last_used_at ? <Age at={token.last_used_at} /> : "never") },
@@ -249,7 +245,7 @@ export function TokenPage({ id }: { id: string }) {
           <Facts
             facts={[
               ["User", token.user],
-              ["Scope", `${token.scope}${token.pool ? `, pool ${token.pool}` : ""}`],
+              ["Scope", token.scope],
               ["Note", token.note || "–"],
               ["Created", <Age at={token.created_at} />],
               ["Used", token.last_used_at ? <Age at={token.last_used_at} /> : "never"],

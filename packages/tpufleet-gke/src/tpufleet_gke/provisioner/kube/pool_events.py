@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-from tpufleet.kubernetes import event_recorder
 from tpufleet.kubernetes.connections import JOB, JOBSET, LEADER_WORKER_SET, POD, Json
-from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
+from tpufleet_gke.provisioner.kube import event_recorder
+from tpufleet_gke.provisioner.kube.event_recorder import KubernetesEventRecorder
 from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,

@@ -1,4 +1,4 @@
-"""ARC prompts: of a version, or of a file with `system`, `user` and `answer`.
+"""ARC prompts: of a version in prompts.toml, or of a file with `system`, `user` and `answer`.
 
 `user` is a Jinja template. It may use `train_samples` (each with `input` and `output`),
 `test_input`, `test_output`, `code` and `test_output_choices`; grids are rendered by the grid
@@ -19,7 +19,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tpufleet.errors import BadInput
 from tpufleet_activations.input_errors import unreadable
-from tpufleet_migration.activations.arc import prompt_text
 from tpufleet_migration.activations.arc.grid_encoders import Encoder
 
 DEFAULT = "output-from-examples-v0"
@@ -45,9 +44,9 @@ class Prompt:
 class PromptTemplate:
     """What all prompts have in common; `user` is rendered for each."""
 
+    system: str
     user: str
-    system: str = prompt_text.SHORT_SYSTEM
-    answer: str = prompt_text.GRID_ANSWER
+    answer: str
 
     def prompts(self, task: Mapping[str, Any], encode: Encoder) -> list[Prompt]:
         """One prompt for each test of the task."""
@@ -103,4 +102,5 @@ def _compiled(text: str) -> jinja2.Template:
     return environment.from_string(text)
 
 
-VERSIONS = {name: PromptTemplate(**parts) for name, parts in prompt_text.VERSIONS.items()}
+_TEXTS = Path(__file__).with_name("prompts.toml").read_text("utf-8")
+VERSIONS = {name: PromptTemplate(**parts) for name, parts in tomllib.loads(_TEXTS).items()}

@@ -15,43 +15,25 @@ from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs.files import IndexedLines, find_files
 from tpufleet_activations.inputs.kinds import DataKind
 from tpufleet_activations.inputs.samples import Sample
-from tpufleet_activations.io import remote_files
-from tpufleet_migration.activations.arc import grid_encoders, prompts, stream_manifests, tasks
+from tpufleet_migration.activations.arc import grid_encoders, prompts, tasks
 from tpufleet_migration.activations.options import ARC_OPTIONS
 
 SUFFIXES = (".jsonl", ".json")
 AugmentedPrompts = tuple[tasks.Augmentation, list[prompts.Prompt]]
 
 
-def find_task_files(data: Mapping[str, Any]) -> list[Path]:
-    """JSONL files of tasks, directly or as listed by a stream manifest or a sharded folder."""
-    path = data["path"]
-    if stream_manifests.MASTER_METADATA in remote_files.list_names(path):
-        return stream_manifests.sharded_files(remote_files.fetch(path, recursive=True))
-    files = find_files(path, ("*.jsonl", "*.json"))
-    if len(files) == 1 and stream_manifests.is_manifest(files[0]):
-        return stream_manifests.stream_files(
-            files[0],
-            streams=data.get("streams"),
-            skip_completed=bool(data.get("skip_completed")),
-        )
-    return files
+def find_task_files(path: str) -> list[Path]:
+    return find_files(path, ("*.jsonl", "*.json"))
 
 
 def detect(path: str, names: Set[str]) -> Set[str]:
-    """The suffixes of task files: there is a stream manifest, a sharded folder, or the first line
-    is a task."""
-    if stream_manifests.MASTER_METADATA in names:
-        return {".json"}
+    """The suffixes of task files: the first line of the first is a task."""
     suffixes = {suffix for suffix in SUFFIXES if any(name.endswith(suffix) for name in names)}
     return suffixes if suffixes and _holds_tasks(path) else set()
 
 
 def _holds_tasks(path: str) -> bool:
-    first = find_files(path, ("*.jsonl", "*.json"))[0]
-    if stream_manifests.is_manifest(first):
-        return True
-    with open(first, "rb") as file:
+    with open(find_task_files(path)[0], "rb") as file:
         task = _parse(next((line for line in file if line.strip()), b""))
     return isinstance(task, dict) and {"train", "test"} <= set(task)
 
@@ -190,7 +172,7 @@ def _test_count(task: Any) -> int:
 DATA_KINDS = {
     "arc": DataKind(
         detect=detect,
-        find=find_task_files,
+        find=lambda data: find_task_files(data["path"]),
         open=ArcSource,
         options=frozenset({*ARC_OPTIONS, "prompt"}),
     )

@@ -11,7 +11,7 @@ import pytest
 
 from tpufleet.errors import BadInput
 from tpufleet_gke.environment.cloud_build import pipelines
-from tpufleet_testbed.kubernetes.image import builder, containerfile, oci, sbom
+from tpufleet_testbed.kubernetes.image import builder, containerfile, oci
 from tpufleet_testbed.kubernetes.image.chroot import ImageBuildError
 from tpufleet_testbed.kubernetes.image.containerfile import Copy, Run
 
@@ -146,25 +146,3 @@ def test_every_variant_has_pinned_packages_and_a_pipeline():
     assert "jax" not in packages["server"] and "jax" in packages["agent"]
     assert packages["server"] < packages["agent"] < packages["tpu"] < packages["trainer"]
     assert {"flax", "grain", "orbax-checkpoint"} <= packages["trainer"]
-
-
-def test_the_bill_of_materials_lists_what_the_layers_hold(tmp_path):
-    site = "opt/tpufleet/lib/python3.11/site-packages"
-    base = folder(tmp_path / "base", {
-        sbom.DPKG_STATUS: "Package: libc6\nStatus: install ok installed\nArchitecture: amd64\n"
-        "Version: 2.36-9\n\nPackage: gone\nStatus: deinstall ok config-files\n"
-        "Architecture: all\nVersion: 1\n",
-    })  # fmt: skip
-    libraries = folder(tmp_path / "libraries", {
-        f"{site}/Foo_Bar-1.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: Foo_Bar\n"
-        "Version: 1.2\n\nVersion: in the text\n",
-        f"{site}/foo/METADATA": "not a package",
-    })  # fmt: skip
-    layers = tuple(
-        oci.write_layer(tmp_path / f"{root.name}.tar", list(oci.walk(root, "")), mtime=0)
-        for root in (base, libraries)
-    )
-    bill = sbom.bill_of_materials(oci.Image(name="localhost/x", layers=layers))
-    assert [part["purl"] for part in bill["components"]] == [
-        "pkg:deb/debian/libc6@2.36-9?arch=amd64", "pkg:pypi/foo-bar@1.2",
-    ]  # fmt: skip

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.polling import wait_until
-from tpufleet_testbed.kubernetes.image import builder, sbom
+from tpufleet_testbed.kubernetes.image import builder
 
 PROGRAMS = ("containerd", "ctr", "runc", "debootstrap")
 pytestmark = [
@@ -75,10 +75,6 @@ def free_port() -> int:
 @pytest.mark.slow
 def test_the_server_starts_within_two_seconds_without_root_on_a_read_only_disk(engine):
     image = builder.build(arguments={"REQUIREMENTS": builder.VARIANTS["server"]})
-    purls = {part["purl"] for part in sbom.bill_of_materials(image)["components"]}
-    assert any(purl.startswith("pkg:pypi/starlette@") for purl in purls)
-    assert any(purl.startswith("pkg:deb/debian/libc6@") for purl in purls)
-    assert not any(purl.startswith("pkg:pypi/jax@") for purl in purls)
 
     archive, work, port = engine.folder / "image.tar", engine.folder / "work", free_port()
     name = f"server-{uuid.uuid4().hex[:8]}"  # of all that run on this machine

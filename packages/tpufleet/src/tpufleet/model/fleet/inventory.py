@@ -34,8 +34,6 @@ class InventoryNote(msgspec.Struct, frozen=True, kw_only=True):
     alias: str = ""
     note: str = ""
     belongs_to: str = ""
-    changed_by: str = ""
-    changed_at: datetime | None = None
 
 
 class InventoryChange(msgspec.Struct, frozen=True, kw_only=True):

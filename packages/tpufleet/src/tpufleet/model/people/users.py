@@ -43,7 +43,6 @@ class Token:
     last_used_at: datetime | None = None
     expires_at: datetime | None = None  # None: never
     scope: TokenScope = TokenScope.FULL
-    pool: str | None = None  # limited to jobs in this pool; None: not limited
     replaced_by: str | None = None  # id of the token that it was rotated to
     session_of: str | None = None  # of a browser session: id of the token that logged it in
 

@@ -58,7 +58,7 @@ async def stream_events(call: ApiCall, hub: EventHub) -> Response:
     """Stream events and changed jobs; resumes from Last-Event-ID."""
     last_id = call.request.headers.get("last-event-id") or call.query_text("after")
     ref = call.query_text("job")
-    if ref is None and (call.user.pool is not None or call.user.scope is TokenScope.SUBMIT):
+    if ref is None and call.user.scope is TokenScope.SUBMIT:
         raise BadInput("job: required with a limited token")
     job = await call.run_in_thread(call.find_job, ref) if ref else None
     after = event_streams.parse_last_event_id(last_id)

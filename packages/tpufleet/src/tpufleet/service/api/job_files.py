@@ -6,14 +6,12 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import (
-    ArchiveRequest,
-    EndedJobSelection,
     JobPage,
+    JobSelection,
     NewLink,
     PurgeReport,
     PurgeRequest,
     SignedLink,
-    UnarchiveRequest,
 )
 from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.audit import AuditAction
@@ -21,8 +19,7 @@ from tpufleet.model.people.users import Role
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
-from tpufleet.service.files.snapshots import SnapshotFiles
-from tpufleet.service.jobs import commands, log_streams
+from tpufleet.service.jobs import log_streams
 from tpufleet.service.operations import archiving
 from tpufleet.service.transport import event_streams, signed_links
 from tpufleet.service.transport.event_streams import EventHub
@@ -52,12 +49,9 @@ router = Router()
 
 def _selected_jobs(call: ApiCall) -> str:
     """For the audit log, as the request names them."""
-    request: EndedJobSelection | UnarchiveRequest = call.parse_body(call.route.body)
-    if not request.jobs:
-        everyone = isinstance(request, EndedJobSelection) and request.all_owners
-        return "jobs of all users" if everyone else "own jobs"
-    named = ", ".join(ref[:_AUDITED_NAME] for ref in request.jobs[:_AUDITED_JOBS])
-    more = len(request.jobs) - _AUDITED_JOBS
+    refs = call.parse_body(JobSelection).jobs
+    named = ", ".join(ref[:_AUDITED_NAME] for ref in refs[:_AUDITED_JOBS])
+    more = len(refs) - _AUDITED_JOBS
     return f"{named} and {more} more" if more > 0 else named
 
 
@@ -116,22 +110,10 @@ def create_link(call: ApiCall, secret: ServerSecret, body: NewLink, job: Job) ->
     )
 
 
-@router.delete("/jobs/{ref}/files", Role.MEMBER, foreign=AuditAction.DELETE_JOB_FILES)
-def delete_job_files(
-    call: ApiCall, results: ResultFiles, snapshots: SnapshotFiles, job: Job
-) -> None:
-    """Delete the result of an ended job, and its code unless another job needs it."""
-    call.user.require_job_owner(job)
-    commands.require_ended(job, "deleted")
-    results.delete(job.id)
-    if job.snapshot is not None and not archiving.code_is_needed(call.store, job):
-        snapshots.delete(job.snapshot)
-
-
 @router.post(
     "/archive", Role.MEMBER, foreign=AuditAction.ARCHIVE_JOBS, foreign_target=_selected_jobs
 )
-def archive_jobs(call: ApiCall, body: ArchiveRequest) -> JobPage:
+def archive_jobs(call: ApiCall, body: JobSelection) -> JobPage:
     """Archive jobs that have ended: listings leave them out, nothing is deleted."""
     return archiving.archive(call.context, body)
 
@@ -139,7 +121,7 @@ def archive_jobs(call: ApiCall, body: ArchiveRequest) -> JobPage:
 @router.post(
     "/unarchive", Role.MEMBER, foreign=AuditAction.UNARCHIVE_JOBS, foreign_target=_selected_jobs
 )
-def unarchive_jobs(call: ApiCall, body: UnarchiveRequest) -> JobPage:
+def unarchive_jobs(call: ApiCall, body: JobSelection) -> JobPage:
     """List archived jobs again."""
     return archiving.unarchive(call.context, body)
 
@@ -147,7 +129,6 @@ def unarchive_jobs(call: ApiCall, body: UnarchiveRequest) -> JobPage:
 @router.post("/purge", Role.MEMBER, foreign=AuditAction.PURGE_JOBS, foreign_target=_selected_jobs)
 def purge_jobs(call: ApiCall, files: JobFiles, body: PurgeRequest) -> PurgeReport:
     """Delete the files of jobs that have ended; checkpoints only if requested."""
-    archiving.require_selection(body)
     return archiving.purge(call.context, files, body)
 
 

@@ -16,7 +16,6 @@ from tpufleet.model.api_types import (
     JobExplanation,
     JobPage,
     JobRow,
-    LocationRelease,
     MetricSeries,
     ResubmitRequest,
     SubmitRequest,
@@ -30,7 +29,6 @@ from tpufleet.model.tpu import prices
 from tpufleet.service.api import events
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs import (
-    checkpoint_owners,
     commands,
     comparison,
     explain,
@@ -100,7 +98,7 @@ def list_jobs(call: ApiCall, ended_rows: EndedJobRows) -> JobPage:
     query = JobQuery(
         owner=call.user.name if only_own else call.query_text("owner"),
         states=_states(call.query_text("state")),
-        pool=call.user.pool or call.query_text("pool"),
+        pool=call.query_text("pool"),
         tag=call.query_text("tag"),
         name=call.query_text("name"),
         parent=_job_id(call.query_text("parent")),
@@ -183,12 +181,6 @@ def rerun_job(call: ApiCall, storage: JobStorage, job: Job, body: ResubmitReques
 def list_job_events(call: ApiCall, job: Job) -> EventPage:
     """List the events of a job, oldest first."""
     return queries.event_page(call.store, events.event_query(call, job.id))
-
-
-@router.post("/checkpoints/release", Role.MEMBER, foreign=AuditAction.RELEASE_LOCATION)
-def release_checkpoint_location(call: ApiCall, body: LocationRelease) -> None:
-    """Let others use a checkpoint location; of another user: an admin, with a reason."""
-    checkpoint_owners.release(call.store, call.user, body.location, body.reason, call.now)
 
 
 def _search(call: ApiCall) -> JobSearch | None:

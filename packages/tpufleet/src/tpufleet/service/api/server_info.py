@@ -26,7 +26,6 @@ def get_me(call: ApiCall) -> CurrentUser:
         version=tpufleet.__version__,
         token_id=call.user.token_id,
         scope=call.user.scope,
-        pool=call.user.pool,
     )
 
 

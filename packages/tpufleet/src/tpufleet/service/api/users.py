@@ -66,11 +66,10 @@ def _audit_create_token(call: ApiCall, body: NewToken) -> AuditSubject:
         span = None if expires_at is None else expires_at - call.now
     lifetime = "does not expire" if span is None else f"expires in {span}"
     note = f"; note: {body.note}" if body.note else ""
-    pool = f"; pool {body.pool}" if body.pool else ""
     return AuditSubject(
         action=AuditAction.CREATE_TOKEN,
         target=target,
-        detail=f"scope {body.scope}{pool}; {lifetime}{note}",
+        detail=f"scope {body.scope}; {lifetime}{note}",
     )
 
 

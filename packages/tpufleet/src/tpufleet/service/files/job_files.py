@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store, StoredObject
 
 FILES = ("logs", "results")
-_CHECKPOINTS = ("checkpoints",)
+CHECKPOINTS = ("checkpoints",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,21 +26,8 @@ class JobFiles:
     archive: Archive | None = None
     store: Store | None = None  # has the newest part of logs when servers share them
 
-    def size(self, job_id: JobId) -> int:
-        """Bytes of logs and results."""
-        return self._size(job_id, FILES)
-
-    def checkpoint_size(self, job_id: JobId) -> int:
-        return self._size(job_id, _CHECKPOINTS)
-
-    def kind_size(self, job_id: JobId, kind: str, listed: Mapping[JobId, int] | None) -> int:
-        """Bytes of `logs` or `checkpoints`. `listed`: what `sizes` gave, to ask the bucket once."""
-        if listed is None:
-            return self._size(job_id, (kind,))
-        in_store = sum(each.size for each in self._chunks(job_id)) if kind == "logs" else 0
-        return listed.get(job_id, 0) + in_store
-
-    def _size(self, job_id: JobId, kinds: Sequence[str]) -> int:
+    def size(self, job_id: JobId, kinds: Sequence[str] = FILES) -> int:
+        """Bytes of these kinds."""
         on_disk = sum(deep_folders.size(path) for path in self._paths(job_id, kinds))
         in_store = sum(each.size for each in self._chunks(job_id)) if "logs" in kinds else 0
         return on_disk + in_store + sum(size for _, size in self._objects(job_id, kinds))
@@ -54,17 +41,6 @@ class JobFiles:
             self.archive.delete(objects)
         if self.store is not None and "logs" in kinds:
             self.store.delete_objects([each.name for each in self._chunks(job_id)])
-
-    def sizes(self, kind: str) -> dict[JobId, int]:
-        """Jobs that have files of this kind (`logs` or `checkpoints`), with their bytes."""
-        sizes: dict[JobId, int] = {}
-        folder = self.state / kind
-        for path in folder.iterdir() if folder.is_dir() else ():
-            sizes[JobId(path.name)] = deep_folders.size(path)
-        for name, listed in self.archive.names(f"{kind}/").items() if self.archive else ():
-            job_id = JobId(name.split("/")[1])
-            sizes[job_id] = sizes.get(job_id, 0) + listed.size
-        return sizes
 
     def _paths(self, job_id: JobId, kinds: Sequence[str]) -> Iterator[Path]:
         for kind in kinds:

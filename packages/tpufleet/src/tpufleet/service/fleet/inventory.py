@@ -194,8 +194,6 @@ def annotate(context: CommandContext, name: str, change: InventoryChange) -> Inv
             alias=old.alias if change.alias is None else change.alias,
             note=old.note if change.note is None else change.note,
             belongs_to=old.belongs_to if change.belongs_to is None else change.belongs_to,
-            changed_by=context.caller.name,
-            changed_at=context.now,
         )
         return fresh if fresh.alias or fresh.note or fresh.belongs_to else None
 

@@ -59,25 +59,13 @@ def require_free(store: Store, jobs: Iterable[Job]) -> None:
                 if user.owner != job.owner:
                     end = f"ask {user.owner} or an admin to cancel it"
                 raise Conflict(
-                    f"{_in_use(location, user)}; wait for it, {end}, or use another location"
+                    f"checkpoint: {location} is in use by job {user.id} ({user.spec.name}), which "
+                    f"is {user.state}; wait for it, {end}, or use another location"
                 )
-
-
-def require_unused(store: Store, location: str) -> None:
-    """Conflict when a live job uses it."""
-    for job in _live_jobs(store):
-        if normalized(location) in _locations(job):
-            raise Conflict(f"{_in_use(location, job)}; wait for it, or run `tpu cancel {job.id}`")
 
 
 def _live_jobs(store: Store) -> list[Job]:
     return store.jobs(JobQuery(states=frozenset(JobState) - ENDED_STATES, limit=_NO_LIMIT))
-
-
-def _in_use(location: str, job: Job) -> str:
-    return (
-        f"checkpoint: {location} is in use by job {job.id} ({job.spec.name}), which is {job.state}"
-    )
 
 
 def _locations(job: Job) -> set[str]:

@@ -1,21 +1,19 @@
 """Whose a checkpoint location is that job files name. Members use their own locations only, so that
 nobody blocks or overwrites the checkpoints of others.
 
-It belongs to the user whose job ran there first, until they or an admin release it. A location that
-no job has used belongs to the user after whom one of its folders is named, else to whoever submits
-a job there first.
+It belongs to the user whose job ran there first, as long as there is that user. A location that no
+job has used belongs to the user after whom one of its folders is named, else to whoever submits a
+job there first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 
-from tpufleet.errors import Forbidden, NotFound
+from tpufleet.errors import Forbidden
 from tpufleet.model.job.checkpoint_locations import spelled
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.service.hosts.assignments import job_location
-from tpufleet.service.jobs import checkpoint_leases
 from tpufleet.service.jobs.lineages import batches
 from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import JobQuery, Store, location_reference
@@ -40,52 +38,22 @@ def require_owned(store: Store, caller: Caller, jobs: Sequence[Job]) -> None:
             owner = _named_after(location, caller.name, users)
             why = f"it is in a folder of {owner}"
         if owner != caller.name and owner in users and not caller.is_admin:
-            ask = f"ask {owner} or an admin to submit the job"
-            if first is not None:
-                ask += f", or to run `tpu reserve end {location}`"
             raise Forbidden(
                 f"checkpoint: {location} belongs to {owner}: {why}\n"
-                f"  next: use another location, or {ask}"
+                f"  next: use another location, or ask {owner} or an admin to submit the job"
             )
 
 
-def release(store: Store, caller: Caller, location: str, reason: str, now: datetime) -> str:
-    """Let others use a location. Returns whose it was. An admin gives a reason to release that of
-    another user. What lies there stays."""
-    reference = location_reference(location)
-    with checkpoint_leases.exclusive(store, now):
-        first = _first_jobs(store, [location]).get(reference)
-        if first is None:
-            raise NotFound(f"checkpoint location {location} has no owner: no job has run there")
-        why = f" ({reason[:200]})" if caller.is_admin and reason else ""  # for the audit log
-        caller.require_owner(first.owner, f"checkpoint location {location}{why}")
-        caller.require_reason(first.owner, reason)
-        checkpoint_leases.require_unused(store, location)
-        store.put_metadata(_released_at(reference), now.isoformat())
-    return first.owner
-
-
 def _first_jobs(store: Store, locations: Sequence[str]) -> dict[str, Job]:
-    """By reference: the first job that ran there since it was released."""
+    """By reference: the first job that ran there."""
     found = store.referring_jobs([location_reference(each) for each in locations])
     ran = _ran(store, sorted({job_id for ids in found.values() for job_id in ids}))
     first_jobs = {}
     for reference, ids in found.items():
-        released = _release_time(store, reference)
-        jobs = [ran[each] for each in ids if each in ran and ran[each].submitted_at > released]
+        jobs = [ran[each] for each in ids if each in ran]
         if jobs:
             first_jobs[reference] = min(jobs, key=lambda job: (job.submitted_at, job.id))
     return first_jobs
-
-
-def _release_time(store: Store, reference: str) -> datetime:
-    text = store.metadata(_released_at(reference))
-    return datetime.min.replace(tzinfo=UTC) if text is None else datetime.fromisoformat(text)
-
-
-def _released_at(reference: str) -> str:
-    """In the store's metadata."""
-    return f"released {reference}"
 
 
 def _ran(store: Store, job_ids: Sequence[JobId]) -> dict[JobId, Job]:

@@ -21,7 +21,7 @@ def lineages_of(store: Store, jobs: Iterable[Job], among: JobQuery) -> list[JobL
     """The lineages of these jobs, made of jobs that match `among`."""
     known = {job.id: job for job in jobs}
     added: list[Job] = list(known.values())
-    among = replace(among, limit=_NO_LIMIT, before=None, submitted_before=None)
+    among = replace(among, limit=_NO_LIMIT, before=None)
     while added:
         parents = {job.parent for job in added if job.parent is not None} - known.keys()
         found = [

@@ -33,15 +33,13 @@ BY_ID = "@"  # before an id: that job, whatever others are named
 _RECENT_JOBS = 1000  # of one user, searched for default names
 
 
-def find_job(
-    store: Store, ref: str, caller: str, *, owner: str | None = None, pool: str | None = None
-) -> Job:
+def find_job(store: Store, ref: str, caller: str, *, owner: str | None = None) -> Job:
     """By id; `@last`; `@ID`; `OWNER/NAME` (in a path `OWNER:NAME`); name; or the beginning of an
     id. A name means the caller's newest job of that name, else the newest of the one user who has
     any.
     Users choose ids too: the id of another user's job does not hide a job of that name.
-    With `owner` or `pool`, errors name no other jobs."""
-    visible = JobQuery(owner=owner, pool=pool)
+    With `owner`, errors name no jobs of others."""
+    visible = JobQuery(owner=owner)
     exact = ref.startswith(BY_ID) and ref != LAST
     job = store.job(JobId(ref.removeprefix(BY_ID) if exact else ref))
     if job is not None and job.owner != caller and not exact:
@@ -126,7 +124,7 @@ def _by_id_prefix(store: Store, prefix: str, visible: JobQuery) -> Job | None:
         job
         for job in store.jobs_like(prefix, limit=50)
         if prefix and job.id.startswith(prefix)
-        if visible.owner in (None, job.owner) and visible.pool in (None, job.spec.pool)
+        if visible.owner in (None, job.owner)
     ]
     if len(matching) > 1:
         raise Conflict(_ambiguous(f"have an id that starts with {prefix!r}", matching))

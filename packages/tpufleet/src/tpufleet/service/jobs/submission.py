@@ -37,7 +37,7 @@ from tpufleet.service.jobs.commands import CommandContext, require_ended, requir
 from tpufleet.service.lookups import not_found, require_member
 from tpufleet.service.notifications.channels import check_job_channels
 from tpufleet.service.operations import archiving
-from tpufleet.service.transport import identifiers, token_scopes
+from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import ChangeSet, JobQuery, Lease, Store
 
 MAX_JOBS_PER_CALL = 50_000  # in one call
@@ -226,7 +226,6 @@ class _Checks:
         self._patterns.update(spec.metrics.values())
         count = len(self._patterns)
         identifiers.check_range("metrics: patterns in one call", count, 0, MAX_PATTERNS_PER_CALL)
-        token_scopes.require_pool(self._context.caller, spec.pool)
         require_priority(self._context.caller, spec.priority)
         for index, name in enumerate(spec.providers):
             known = self._storage.providers

@@ -4,29 +4,26 @@ are kept either way."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
-from itertools import islice
 
-from tpufleet.errors import BadInput, Conflict, FleetError, ProviderError
+from tpufleet.errors import Conflict, FleetError, ProviderError
 from tpufleet.model.api_types import (
-    ArchiveRequest,
-    EndedJobSelection,
     JobPage,
+    JobSelection,
     PurgedJob,
     PurgeReport,
     PurgeRequest,
-    UnarchiveRequest,
 )
 from tpufleet.model.events import Event
-from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
-from tpufleet.service.files.job_files import FILES, JobFiles
+from tpufleet.model.job.jobs import Job, JobId
+from tpufleet.service.files.job_files import CHECKPOINTS, FILES, JobFiles
 from tpufleet.service.jobs import checkpoint_leases, queries
 from tpufleet.service.jobs.commands import CommandContext, require_ended
-from tpufleet.service.jobs.lineages import batches, lineages_of, pages
+from tpufleet.service.jobs.lineages import batches
+from tpufleet.service.transport.identifiers import check_range
 from tpufleet.stores.base import (
     ChangeSet,
     FileKind,
@@ -41,27 +38,21 @@ logger = logging.getLogger(__name__)
 DeletionError = OSError | ProviderError  # of the disk, or of the bucket
 DELETION_ERRORS = (OSError, ProviderError)
 
-MAX_SELECTED = 10_000  # jobs of one request; another one selects the next
-MAX_PURGED = 1_000  # under the lease on checkpoint locations
+MAX_JOBS = 1_000  # of one request: it reads each, under the lease on checkpoint locations
 PARALLEL_DELETES = 16  # object storage takes a while for each
-LIVE_STATES = frozenset(JobState) - ENDED_STATES
-_MOMENT = timedelta(microseconds=1)  # a job may end at the moment of its submission
 # By requests of this server: a second one reports nothing, instead of the same deletion again.
 _being_purged: set[JobId] = set()
-_LISTED = JobQuery()
 _WITH_FILES = JobQuery(archived=None, having=FileKind.FILES)
 
 
-def archive(context: CommandContext, request: ArchiveRequest) -> JobPage:
+def archive(context: CommandContext, request: JobSelection) -> JobPage:
     """Deletes nothing, and can be undone."""
-    selected = _select(context, request, _LISTED, MAX_SELECTED)
-    if not request.dry_run:
-        context.store.archive([job.id for job in selected])
-    more = selected[-1].id if len(selected) >= MAX_SELECTED else None
-    return JobPage(jobs=tuple(queries.job_rows(context.store, selected)), next=more)
+    jobs = _ended_jobs(context, request.jobs)
+    context.store.archive([job.id for job in jobs])
+    return JobPage(jobs=tuple(queries.job_rows(context.store, jobs)))
 
 
-def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
+def unarchive(context: CommandContext, request: JobSelection) -> JobPage:
     jobs = [_archived_job(context, ref) for ref in request.jobs]
     for job in jobs:
         context.caller.require_job_owner(job)
@@ -77,29 +68,13 @@ def _archived_job(context: CommandContext, ref: str) -> Job:
     return queries.find_job(context.store, ref, context.caller.name)
 
 
-def require_selection(request: PurgeRequest) -> None:
-    """For requests of users: an empty one must not delete everything. A dry run may list it."""
-    if not (request.dry_run or request.jobs or request.states or request.older_than > timedelta(0)):
-        raise BadInput(
-            "select what to delete: jobs, states or older_than\n"
-            '  next: name them ("jobs": ["train"]), or list all with "dry_run": true first'
-        )
-
-
-def purge(
-    context: CommandContext,
-    files: JobFiles,
-    request: PurgeRequest,
-    *,
-    whole_lineages: bool = False,
-) -> PurgeReport:
-    """Delete logs, results and unused code; checkpoints only if requested. With `whole_lineages`,
-    only of jobs whose whole lineage matches."""
+def purge(context: CommandContext, files: JobFiles, request: PurgeRequest) -> PurgeReport:
+    """Delete logs, results and unused code; checkpoints only if requested."""
     if request.dry_run:
-        return _plan(context, request, MAX_SELECTED, whole_lineages).report(files)
+        return _plan(context, request).report(files)
     # From here until they are marked, none of them can be resumed.
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
-        plan = _plan(context, request, MAX_PURGED, whole_lineages)
+        plan = _plan(context, request)
         if not plan.selected:
             return plan.report(files)
         context.store.commit(ChangeSet(), fence=lease)  # still held
@@ -157,7 +132,7 @@ def _delete_all(files: JobFiles, plan: _PurgePlan) -> dict[JobId, DeletionError]
 
 def _delete(files: JobFiles, job_id: JobId, checkpoints: bool) -> DeletionError | None:
     try:
-        files.delete(job_id, (*FILES, "checkpoints") if checkpoints else FILES)
+        files.delete(job_id, (*FILES, *CHECKPOINTS) if checkpoints else FILES)
     except DELETION_ERRORS as error:
         _log_failure("delete", job_id, error)
         return error
@@ -189,15 +164,14 @@ class _PurgePlan:
     with_checkpoints: dict[JobId, bool]
     other_users: dict[JobId, list[JobId]]  # of their checkpoints; not selected
     unused_code: list[str]
-    more: bool
 
     def report(self, files: JobFiles, *, skip_errors: bool = False) -> PurgeReport:
         """Without jobs of which an earlier purge has left nothing. With `skip_errors`, what cannot
         be counted counts as nothing: its deletion will say what is wrong."""
 
-        def measure(size: Callable[[JobId], int], job: Job) -> int:
+        def measure(kinds: Sequence[str], job: Job) -> int:
             try:
-                return size(job.id)
+                return files.size(job.id, kinds)
             except DELETION_ERRORS as error:
                 if not skip_errors:
                     raise
@@ -208,8 +182,8 @@ class _PurgePlan:
         fresh = {job.id for job in self.fresh}
         jobs = list(self.selected.values())
         with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
-            sizes = list(threads.map(partial(measure, files.size), jobs))
-            checkpoint_sizes = list(threads.map(partial(measure, files.checkpoint_size), jobs))
+            sizes = list(threads.map(partial(measure, FILES), jobs))
+            checkpoint_sizes = list(threads.map(partial(measure, CHECKPOINTS), jobs))
         rows = tuple(
             PurgedJob(
                 id=job.id,
@@ -228,14 +202,14 @@ class _PurgePlan:
             or (checkpoint_size and self.with_checkpoints[job.id])
             or (job.snapshot and code.get(job.snapshot))
         )
-        return PurgeReport(jobs=rows, code_size=sum(code.values()), more=self.more)
+        return PurgeReport(jobs=rows, code_size=sum(code.values()))
 
 
-def _plan(
-    context: CommandContext, request: PurgeRequest, limit: int, whole_lineages: bool
-) -> _PurgePlan:
-    store = context.store
-    chosen = _select(context, request, _WITH_FILES, limit, whole_lineages)
+def _plan(context: CommandContext, request: PurgeRequest) -> _PurgePlan:
+    store, caller = context.store, context.caller
+    if request.dry_run:  # changes nothing: no entry in the audit log
+        caller = replace(caller, on_foreign_access=None)
+    chosen = _ended_jobs(replace(context, caller=caller), request.jobs)
     selected = {job.id: job for job in chosen if job.id not in _being_purged}
     # Keep the code and the checkpoints that another job uses: one that was resumed from these, or
     # that names them as its own.
@@ -261,16 +235,7 @@ def _plan(
         unused_code=sorted(
             digest for digest, reference in code.items() if users[reference] <= selected.keys()
         ),
-        more=not request.jobs and len(selected) >= limit,
     )
-
-
-def code_is_needed(store: Store, job: Job) -> bool:
-    """Whether a live job, or a job that another user may resume, has the code of this job."""
-    same_code = JobQuery(archived=None, snapshot=job.snapshot, limit=2)
-    live = store.jobs(replace(same_code, states=LIVE_STATES))
-    others = store.jobs(replace(same_code, other_owner_than=job.owner))
-    return any(other.id != job.id for other in (*live, *others))
 
 
 def require_files(store: Store, job: Job, consequence: str) -> None:
@@ -280,59 +245,16 @@ def require_files(store: Store, job: Job, consequence: str) -> None:
         raise Conflict(f"the files of job {job.id} were deleted on {at:%Y-%m-%d}, {consequence}")
 
 
-def _select(
-    context: CommandContext,
-    request: EndedJobSelection,
-    among: JobQuery,
-    limit: int,
-    whole_lineages: bool = False,
-) -> list[Job]:
-    """Oldest first; of many, the newest: none before those that were resumed from it."""
-    if request.jobs:
-        selected = _named(context, request)
-    else:
-        selected = list(islice(_matching(context, request, among, whole_lineages), limit))
-    return sorted(selected, key=lambda job: (job.submitted_at, job.id))
-
-
-def _named(context: CommandContext, request: EndedJobSelection) -> list[Job]:
-    """Also those whose files were deleted, in case some of them are left."""
-    named, caller = {}, context.caller
-    if request.dry_run:  # changes nothing: no entry in the audit log
-        caller = replace(caller, on_foreign_access=None)
-    for ref in request.jobs:
+def _ended_jobs(context: CommandContext, refs: Sequence[str]) -> list[Job]:
+    """Oldest first. Also those whose files were deleted, in case some of them are left."""
+    check_range("number of jobs", len(refs), 1, MAX_JOBS)
+    named = {}
+    for ref in refs:
         job = queries.find_job(context.store, ref, context.caller.name)
-        caller.require_job_owner(job)
+        context.caller.require_job_owner(job)
         require_ended(job, "archived or purged")
         named[job.id] = job
-    return list(named.values())
-
-
-def _matching(
-    context: CommandContext, request: EndedJobSelection, among: JobQuery, whole_lineages: bool
-) -> Iterator[Job]:
-    if request.all_owners:
-        context.caller.require_admin("selecting the jobs of all users")
-    if request.all_owners and not request.dry_run:
-        context.caller.record_foreign_access("all users", "jobs of all users")
-    if wrong := request.states - ENDED_STATES:
-        raise BadInput(f"states: {sorted(wrong)[0]} is not an end state")
-    before = context.now - request.older_than
-    states = request.states or ENDED_STATES
-    candidates = replace(
-        among,
-        states=states,
-        owner=None if request.all_owners else context.caller.name,
-        submitted_before=before + _MOMENT,
-    )
-    for page in pages(context.store, candidates):
-        matching = [job for job in page if job.ended_at is not None and job.ended_at <= before]
-        if whole_lineages:
-            lineages = lineages_of(context.store, matching, among)
-            resting = [lineage for lineage in lineages if lineage.ended_by(states, before)]
-            ids = {job.id for lineage in resting for job in lineage.jobs}
-            matching = [job for job in matching if job.id in ids]
-        yield from matching
+    return sorted(named.values(), key=lambda job: (job.submitted_at, job.id))
 
 
 def _event(

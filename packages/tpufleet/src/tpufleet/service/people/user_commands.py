@@ -120,9 +120,6 @@ def create_token(context: CommandContext, new: NewToken, *, limit: int) -> Creat
     if name != context.caller.name:
         context.caller.require_admin(f"creating a token for {name}")
     identifiers.check_text("note", new.note, 200)
-    if new.pool is not None and context.store.pool(new.pool) is None:
-        pools = (pool.name for pool in context.store.pools())
-        raise BadInput("pool: " + not_found("pool", new.pool, pools, "pool list"))
     user = require_user(context.store, name)
     if user.service and not context.caller.is_admin:
         raise Forbidden(
@@ -139,7 +136,6 @@ def create_token(context: CommandContext, new: NewToken, *, limit: int) -> Creat
             note=new.note,
             expires_at=_expiry(context, new.expires_in, user),
             scope=new.scope,
-            pool=new.pool,
         ),
         limit,
     )
@@ -249,7 +245,6 @@ def _put_token(context: CommandContext, token: Token, limit: int) -> CreatedToke
         token=text,
         expires_at=token.expires_at,
         scope=token.scope,
-        pool=token.pool,
     )
 
 
@@ -281,7 +276,6 @@ def create_session(context: CommandContext, lifetime: timedelta) -> str:
             last_used_at=context.now,
             expires_at=context.now + lifetime,
             scope=caller.scope,
-            pool=caller.pool,
             session_of=caller.token_id,
         )
     )

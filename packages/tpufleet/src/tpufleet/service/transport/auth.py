@@ -30,7 +30,6 @@ class Caller:
     role: Role
     token_id: str = ""
     scope: TokenScope = TokenScope.FULL
-    pool: str | None = None  # limited to jobs in this pool
     job_id: JobId | None = None  # a process of this job, limited to it; `name` is its owner
     expires_at: datetime | None = None  # of its token; None: never
     session_id: str = ""  # of its browser; empty: it sent the token itself
@@ -42,8 +41,7 @@ class Caller:
     @property
     def limited(self) -> bool:
         """Whether its token allows less than its role."""
-        own = self.scope is not TokenScope.FULL or self.pool is not None
-        return own or self.job_id is not None
+        return self.scope is not TokenScope.FULL or self.job_id is not None
 
     @property
     def limits_key(self) -> str:
@@ -164,7 +162,6 @@ def authenticate(hashed: str, store: Store, now: datetime, session_id: str = "")
         role=user.role,
         token_id=known.id,
         scope=known.scope,
-        pool=known.pool,
         expires_at=known.expires_at,
         session_id=session_id,
     )

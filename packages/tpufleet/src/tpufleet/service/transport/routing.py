@@ -240,7 +240,7 @@ class ApiCall:
         if self.user.job_id is not None:
             return self._own_job(self.user.job_id, ref)
         own = self.user.name if self.user.scope is TokenScope.SUBMIT else None
-        job = queries.find_job(self.store, ref, self.user.name, owner=own, pool=self.user.pool)
+        job = queries.find_job(self.store, ref, self.user.name, owner=own)
         token_scopes.require_job(self.user, job)
         return job
 

@@ -1,4 +1,4 @@
-"""What a limited token may do, by scope and by pool. It never allows more than its user may."""
+"""What a limited token may do, by scope. It never allows more than its user may."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ _JOB = frozenset(
         "get_job_logs", "stream_logs", "get_job_result", "get_job_cost", "change_job", "cancel_job",
     }
 )  # fmt: skip
-_POOL = _SUBMIT | {"resume_job", "rerun_job"}
 _READ_METHODS = frozenset({"GET", "HEAD"})
+_LIMITS = {
+    TokenScope.FULL: "",
+    TokenScope.READ: "it can only read",
+    TokenScope.SUBMIT: "it can only submit, follow and cancel jobs of its user",
+}
 
 
 def permits(caller: Caller, method: str, operation: str) -> bool:
-    scope, pool = caller.scope, caller.pool
+    scope = caller.scope
     if caller.job_id is not None:
         return operation in _JOB
     if operation in _ALWAYS:
         return True
     if scope is TokenScope.READ and method not in _READ_METHODS:
         return False
-    if scope is TokenScope.SUBMIT and operation not in _SUBMIT:
-        return False
-    return pool is None or operation in _POOL
+    return scope is not TokenScope.SUBMIT or operation in _SUBMIT
 
 
 def require(caller: Caller, method: str, operation: str) -> None:
@@ -56,33 +58,16 @@ def require(caller: Caller, method: str, operation: str) -> None:
             "edit and cancel their own job\n  next: run the command outside the job"
         )
     raise Forbidden(
-        f"token {caller.token_id} does not allow this: {describe(caller.scope, caller.pool)}\n"
+        f"token {caller.token_id} does not allow this: {_LIMITS[caller.scope]}\n"
         "  next: use another token, or create one with `tpu token create`"
     )
 
 
 def require_job(caller: Caller, job: Job) -> None:
     """Whether the token reaches this job, to read or to change it."""
-    require_pool(caller, job.spec.pool)
     if caller.scope is TokenScope.SUBMIT and job.owner != caller.name:
         raise limited(caller, f"jobs of {caller.name}")
 
 
-def require_pool(caller: Caller, pool: str | None) -> None:
-    """Of a job that is submitted, read or changed."""
-    if caller.pool is not None and pool != caller.pool:
-        raise limited(caller, f"jobs in pool {caller.pool} (--pool {caller.pool})")
-
-
 def limited(caller: Caller, to: str) -> Forbidden:
     return Forbidden(f"token {caller.token_id} is limited to {to}")
-
-
-def describe(scope: TokenScope, pool: str | None) -> str:
-    limits = {
-        TokenScope.FULL: "",
-        TokenScope.READ: "it can only read",
-        TokenScope.SUBMIT: "it can only submit, follow and cancel jobs of its user",
-    }
-    parts = [limits[scope], f"it is limited to jobs in pool {pool}" if pool else ""]
-    return " and ".join(part for part in parts if part)

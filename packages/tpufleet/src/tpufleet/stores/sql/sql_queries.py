@@ -8,7 +8,7 @@ from typing import Any
 
 from tpufleet.model.job.job_search import MetricTerm
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
-from tpufleet.stores.records import EventQuery, JobQuery, code_reference
+from tpufleet.stores.records import EventQuery, JobQuery
 from tpufleet.stores.sql import sql_edits, sql_rows
 
 Select = tuple[str, list[Any]]
@@ -65,9 +65,6 @@ def select_jobs(
     elif query.states:
         where.append(f"jobs.state IN ({sql_rows.placeholders(list(query.states))})")
         values.extend(sorted(state.value for state in query.states))
-    if query.submitted_before is not None:
-        where.append("jobs.submitted_at < ?")
-        values.append(sql_rows.to_micros(query.submitted_before))
     if query.tag is not None:
         where.append("jobs.id IN (SELECT job_id FROM job_tags WHERE tag = ?)")
         values.append(query.tag)
@@ -82,9 +79,6 @@ def select_jobs(
         if keys is not None:
             where.append(f"jobs.{column} IN ({sql_rows.placeholders(keys)})")
             values.extend(keys)
-    if query.snapshot is not None:
-        where.append("jobs.id IN (SELECT job_id FROM job_references WHERE reference = ?)")
-        values.append(code_reference(query.snapshot))
     if query.other_owner_than is not None:
         where.append("jobs.owner <> ?")
         values.append(query.other_owner_than)

@@ -1,17 +1,11 @@
 """What a shell completes for arguments: job names, TPU types, pools, zones, reservations, views, …
 
-Names come from the server, asked for at most a second and remembered for a few seconds, because a
-shell asks again for every key.
+Names come from the server, asked for at most a second.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -23,9 +17,6 @@ if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
 
 ANSWER_WITHIN_SECONDS = 1.0
-FRESH_SECONDS = 10.0
-# An unreachable server: older names are better than none.
-USABLE_SECONDS = 24 * 3600.0
 MAX_JOBS = 200
 
 Candidates = Sequence[tuple[str, str]]  # value and what the shell shows beside it
@@ -55,13 +46,11 @@ def job_names() -> Candidates:
             newest.setdefault(row.name, f"{row.state}, {row.accelerator}")
         return [*newest.items(), ("@last", "your newest job")]
 
-    return _asked("jobs", ask)
+    return _asked(ask)
 
 
 def pool_names() -> Candidates:
-    return _asked(
-        "pools", lambda client: [(each.name, each.accelerator) for each in client.pools()]
-    )
+    return _asked(lambda client: [(each.name, each.accelerator) for each in client.pools()])
 
 
 def tpu_types() -> Candidates:
@@ -81,7 +70,7 @@ def zones() -> Candidates:
 
 
 def views() -> Candidates:
-    return _asked("views", lambda client: sorted(client.preferences().views.items()))
+    return _asked(lambda client: sorted(client.preferences().views.items()))
 
 
 def aliases() -> Candidates:
@@ -89,11 +78,11 @@ def aliases() -> Candidates:
         known = client.preferences()
         return sorted((known.config_aliases | known.tpu_aliases).items())
 
-    return _asked("aliases", ask)
+    return _asked(ask)
 
 
 def folders() -> Candidates:
-    return _asked("folders", lambda client: sorted(client.preferences().folders.items()))
+    return _asked(lambda client: sorted(client.preferences().folders.items()))
 
 
 def settings() -> Candidates:
@@ -104,7 +93,6 @@ def settings() -> Candidates:
 
 def reservations() -> Candidates:
     return _asked(
-        "reservations",
         lambda client: [
             (each.id, f"{each.owner}, {each.pool} {each.note}".strip())
             for each in client.reservations()
@@ -117,7 +105,7 @@ def released() -> Candidates:
         held = [row for row in client.slices() if row.reserved_for is not None]
         return [(row.id, f"held for {row.reserved_for}") for row in held]
 
-    return [*reservations(), *_asked("held", ask)]
+    return [*reservations(), *_asked(ask)]
 
 
 def inventory() -> Candidates:
@@ -125,11 +113,11 @@ def inventory() -> Candidates:
         rows = client.inventory().rows
         return [(row.alias or row.id, f"{row.accelerator}, {row.state}") for row in rows]
 
-    return _asked("inventory", ask)
+    return _asked(ask)
 
 
 def channels() -> Candidates:
-    return _asked("channels", lambda client: [(each.name, each.kind) for each in client.channels()])
+    return _asked(lambda client: [(each.name, each.kind) for each in client.channels()])
 
 
 _JOB = CompletedName("job", job_names)
@@ -173,8 +161,8 @@ def add_to(command: click.Command, path: str) -> None:
             add_to(child, f"{path} {name}")
 
 
-def _asked(kind: str, ask: Callable[[FleetClient], Candidates]) -> Candidates:
-    """The answer of the server, or a recent one; none where there is no server."""
+def _asked(ask: Callable[[FleetClient], Candidates]) -> Candidates:
+    """The answer of the server; none where there is no server."""
     from tpufleet import config
     from tpufleet.views.cli import connection
 
@@ -183,47 +171,15 @@ def _asked(kind: str, ask: Callable[[FleetClient], Candidates]) -> Candidates:
         url = settings.server or config.embedded_server_url(settings.home)
         if url is None:
             return ()
-        token = config.read_token(settings, url)
-        file = _cache_file(url, token, kind)
-        remembered = next(_remembered(file, FRESH_SECONDS), None)
-        if remembered is not None:
-            return remembered
         from tpufleet.client.fleet import FleetClient
 
-        try:
-            with FleetClient(
-                url,
-                token,
-                ca_file=settings.ca_file,
-                certificate=config.embedded_certificate(settings.home, url),
-                timeout=ANSWER_WITHIN_SECONDS,
-            ) as client:
-                answer = ask(client)
-        except FleetError:
-            return next(_remembered(file, USABLE_SECONDS), ())
-        _remember(file, answer)
+        with FleetClient(
+            url,
+            config.read_token(settings, url),
+            ca_file=settings.ca_file,
+            certificate=config.embedded_certificate(settings.home, url),
+            timeout=ANSWER_WITHIN_SECONDS,
+        ) as client:
+            return ask(client)
     except (FleetError, OSError):  # a shell must not print errors on the command line being typed
         return ()
-    return answer
-
-
-def _cache_file(url: str, token: str, kind: str) -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    who = hashlib.sha256(f"{url}\n{token}".encode()).hexdigest()[:16]
-    return base / "tpufleet" / "completion" / f"{who}-{kind}.json"
-
-
-def _remembered(file: Path, seconds: float) -> Iterator[Candidates]:
-    try:
-        if 0 <= time.time() - file.stat().st_mtime <= seconds:
-            yield [(str(value), str(note)) for value, note in json.loads(file.read_text())]
-    except (OSError, ValueError, TypeError):
-        return
-
-
-def _remember(file: Path, answer: Candidates) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}")
-    partial.touch(mode=0o600)
-    partial.write_text(json.dumps(answer))
-    partial.replace(file)

@@ -2,73 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import timedelta
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model.api_types import ArchiveRequest, JobRow, PurgedJob, PurgeReport, PurgeRequest
-from tpufleet.model.job.jobs import ENDED_STATES, JobState
+from tpufleet.model.api_types import JobRow, PurgedJob, PurgeReport, PurgeRequest
+from tpufleet.model.job.jobs import JobId
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.jobs.jobs import names_owner
 from tpufleet.views.cli.output import json_option, yes_option
-from tpufleet.views.cli.parameter_types import Duration
+
+if TYPE_CHECKING:
+    from tpufleet.client.fleet import FleetClient
 
 JOBS_PER_REQUEST = 100  # deletion takes a while for each; a request must not time out
+JOBS_PER_REPORT = 1_000
 NAMED_JOBS = 10  # more are counted
-
 
 _selection_options = output.options(
     click.argument("jobs", metavar="[JOB…]", nargs=-1),
-    click.option(
-        "--older-than", type=Duration(), help="Only jobs that ended this long ago: 12h, 14d."
-    ),
-    output.repeatable(
-        "--state",
-        type=click.Choice(sorted(state.value for state in ENDED_STATES)),
-        help="Only jobs in this state (default: any).",
-    ),
-    click.option(
-        "--all-users", "-a", is_flag=True, help="Jobs of all users; requires the admin role."
-    ),
+    click.option("--query", "-q", help="Ended jobs that match, as in `tpu jobs` (default: all)."),
 )
 
 
 @click.command(
     cls=output.CommandGroup,
-    epilog="\b\nExamples:\n  tpu archive train\n  tpu archive --older-than 14d\n"
-    "  tpu archive --state failed --state cancelled\n  tpu jobs is:archived\n",
+    epilog="\b\nExamples:\n  tpu archive train\n  tpu archive -q until:14d\n"
+    "  tpu archive -q state:failed,cancelled\n  tpu jobs is:archived\n",
 )
 @_selection_options
-@output.dry_run_option
 @yes_option
 @json_option
-def archive(
-    jobs: tuple[str, ...],
-    older_than: timedelta | None,
-    state: tuple[str, ...],
-    all_users: bool,
-    dry_run: bool,
-    yes: bool,
-) -> None:
+def archive(jobs: tuple[str, ...], query: str | None, yes: bool) -> None:
     """Hide ended jobs from `tpu jobs`: each JOB, or all of yours that match. Nothing is deleted.
 
-    Without a JOB or a filter it asks first. `tpu jobs is:archived` lists archived jobs,
-    `tpu archive undo` undoes it, `tpu archive purge` deletes files.
+    Without a JOB or a query it asks first. Jobs that a live one continues stay, unless they are
+    named. `tpu jobs is:archived` lists archived jobs, `tpu archive undo` undoes it,
+    `tpu archive purge` deletes files.
     """
-    request = ArchiveRequest(**_selection(jobs, older_than, state, all_users), dry_run=dry_run)
-    everything = not (jobs or older_than or state or dry_run)
+    _require_one_selection(jobs, query)
+    rows: list[JobRow] = []
     with connection.connect() as client:
-        if everything and not (yes or output.as_json()):
-            matching = len(client.archive(replace(request, dry_run=True)))
-            if matching:
-                whose = "of all users" if all_users else "of yours"
-                question = f"Archive all {text.counted(matching, 'ended job')} {whose}?"
-                output.confirm(question, yes)
-        rows = client.archive(request)
+        refs = jobs or _without_continued(client, _matching(client, query))
+        if refs and not jobs and query is None:
+            question = f"Archive all {text.counted(len(refs), 'ended job')} of yours?"
+            output.confirm(question, yes or output.as_json())
+        for batch in _batches(refs, JOBS_PER_REQUEST):
+            rows += client.archive(batch)
     if output.printed_json({"jobs": rows}):
         return
     if not rows:
@@ -80,13 +63,11 @@ def archive(
          for row in rows),
         "",
     )  # fmt: skip
-    counted = text.counted(len(rows), "job")
-    click.echo(f"{'would be archived' if dry_run else 'archived'}: {counted}")
-    if not dry_run:
-        output.print_status(
-            "  next: `tpu jobs is:archived` lists them, `tpu archive undo JOB` undoes it, "
-            "`tpu archive purge JOB` deletes their files"
-        )
+    click.echo(f"archived: {text.counted(len(rows), 'job')}")
+    output.print_status(
+        "  next: `tpu jobs is:archived` lists them, `tpu archive undo JOB` undoes it, "
+        "`tpu archive purge JOB` deletes their files"
+    )
 
 
 @archive.command(
@@ -101,14 +82,14 @@ def undo(jobs: tuple[str, ...], query: str | None) -> None:
     Files that `tpu archive purge` deleted do not come back.
     """
     output.require_one({"JOB": jobs, "--query": query is not None})
+    rows: list[JobRow] = []
     with connection.connect() as client:
         refs = list(jobs)
         if not jobs:
             found = client.all_jobs(owner=client.me().name, archived=True, query=query)
             refs = [row.id for row in found]
-        rows: list[JobRow] = []
-        for start in range(0, len(refs), JOBS_PER_REQUEST):
-            rows += client.unarchive(refs[start : start + JOBS_PER_REQUEST])
+        for batch in _batches(refs, JOBS_PER_REQUEST):
+            rows += client.unarchive(batch)
     if output.as_json():
         output.print_json({"jobs": rows})
     elif not rows:
@@ -120,8 +101,8 @@ def undo(jobs: tuple[str, ...], query: str | None) -> None:
 
 @archive.command(
     epilog="\b\nExamples:\n  tpu archive purge train\n"
-    "  tpu archive purge --older-than 90d --dry-run\n"
-    "  tpu archive purge --state failed --checkpoints\n",
+    "  tpu archive purge -q until:90d --dry-run\n"
+    "  tpu archive purge -q 'is:archived state:failed' --checkpoints\n",
 )
 @_selection_options
 @click.option("--checkpoints", is_flag=True, help="Delete checkpoints too (default: keep them).")
@@ -129,24 +110,22 @@ def undo(jobs: tuple[str, ...], query: str | None) -> None:
 @yes_option
 @json_option
 def purge(
-    jobs: tuple[str, ...],
-    older_than: timedelta | None,
-    state: tuple[str, ...],
-    all_users: bool,
-    checkpoints: bool,
-    dry_run: bool,
-    yes: bool,
+    jobs: tuple[str, ...], query: str | None, checkpoints: bool, dry_run: bool, yes: bool
 ) -> None:
-    """Delete the logs, results and code of ended jobs: of each JOB, or of all of yours that match,
-    archived or not. Checkpoints are kept unless --checkpoints is given.
+    """Delete the logs, results and code of ended jobs: of each JOB, or of all of yours that match;
+    of archived jobs, if the query says is:archived. Checkpoints are kept unless --checkpoints is
+    given.
 
     Checkpoints that another job uses, because it was resumed from this one, are kept until that
     job is purged too. Those in a location that a job chose itself are never deleted, and costs stay
     in `tpu cost`. Purged jobs cannot be resumed.
     """
-    selection = _selection(jobs, older_than, state, all_users)
+    _require_one_selection(jobs, query)
     with connection.connect() as client:
-        report = client.purge(PurgeRequest(**selection, checkpoints=checkpoints, dry_run=True))
+        report, deleted = NOTHING, NOTHING
+        for batch in _batches(jobs or list(_matching(client, query)), JOBS_PER_REPORT):
+            request = PurgeRequest(jobs=tuple(batch), checkpoints=checkpoints, dry_run=True)
+            report = _with_earlier(report, client.purge(request))
         if report.jobs and not output.as_json():
             _show_jobs(report)
         if dry_run or not report.jobs:
@@ -156,31 +135,46 @@ def purge(
         # Exactly the listed jobs, and none that ended meanwhile.
         # Newest first: those that use the checkpoints of an earlier one go before it.
         ids = [row.id for row in reversed(report.jobs)]
-        deleted = PurgeReport(jobs=(), code_size=0, more=report.more)
-        for start in range(0, len(ids), JOBS_PER_REQUEST):
-            batch = tuple(ids[start : start + JOBS_PER_REQUEST])
-            part = client.purge(PurgeRequest(jobs=batch, checkpoints=checkpoints))
-            deleted = replace(
-                deleted,
-                jobs=part.jobs + deleted.jobs,
-                code_size=deleted.code_size + part.code_size,
-            )
-            if start + JOBS_PER_REQUEST < len(ids):
-                output.print_status(f"{start + JOBS_PER_REQUEST} of {len(ids)}")
+        for batch in _batches(ids, JOBS_PER_REQUEST):
+            if deleted.jobs:
+                output.print_status(f"{len(deleted.jobs)} of {len(ids)}")
+            request = PurgeRequest(jobs=tuple(batch), checkpoints=checkpoints)
+            deleted = _with_earlier(deleted, client.purge(request))
         _show_summary(deleted, "deleted")
 
 
-def _selection(
-    jobs: tuple[str, ...], older_than: timedelta | None, state: Sequence[str], all_users: bool
-) -> dict[str, Any]:
-    if jobs and (older_than or state or all_users):
-        raise BadInput("pass either job names or the filters --older-than, --state, --all-users")
-    return {
-        "jobs": jobs,
-        "states": frozenset(JobState(each) for each in state),
-        "older_than": older_than or timedelta(0),
-        "all_owners": all_users,
-    }
+def _require_one_selection(jobs: Sequence[str], query: str | None) -> None:
+    if jobs and query is not None:
+        raise BadInput("pass either job names or --query")
+
+
+NOTHING = PurgeReport(jobs=(), code_size=0)
+
+
+def _with_earlier(report: PurgeReport, part: PurgeReport) -> PurgeReport:
+    return PurgeReport(jobs=part.jobs + report.jobs, code_size=report.code_size + part.code_size)
+
+
+def _matching(client: FleetClient, query: str | None) -> dict[JobId, JobId | None]:
+    """Ended jobs, newest first, with their parents; of others only where the query says whose."""
+    owner = None if query and names_owner(query) else client.me().name
+    return {row.id: row.parent for row in client.all_jobs(owner=owner, query=query, state="ended")}
+
+
+def _without_continued(client: FleetClient, ended: Mapping[JobId, JobId | None]) -> Sequence[JobId]:
+    """Those that no live job was resumed or run again from."""
+    continued = set()
+    for row in client.all_jobs(state="live"):
+        parent = row.parent
+        while parent in ended:
+            continued.add(parent)
+            parent = ended[parent]
+    return [job_id for job_id in ended if job_id not in continued]
+
+
+def _batches(refs: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(refs), size):
+        yield refs[start : start + size]
 
 
 def _summary(report: PurgeReport) -> str:
@@ -208,8 +202,6 @@ def _show_summary(report: PurgeReport, outcome: str) -> None:
         output.print_status("no files of ended jobs to delete")
     else:
         click.echo(f"{outcome}: {_summary(report)}")
-        if report.more:
-            output.print_status("  next: more jobs match; run the command again for the next ones")
 
 
 def _show_jobs(report: PurgeReport) -> None:

@@ -158,7 +158,7 @@ def token() -> None:
 @token.command(
     "create",
     epilog="\b\nExamples:\n  (umask 077; tpu token create --expires 30d > ~/.tpu-token)\n"
-    "  tpu token create --user ci --scope submit --pool lab\n",
+    "  tpu token create --user ci --scope submit\n",
 )
 @click.option("--user", "name", help="Owner of the token (default: you).")
 @click.option("--note", default="", help="What it is for.")
@@ -175,15 +175,12 @@ def token() -> None:
     help="full: all that its user may do. read: only read. submit: only submit jobs, and follow "
     "and cancel those of its user.",
 )
-@click.option("--pool", help="Limit it to jobs in this pool.")
 @json_option
-def create_token(
-    name: str | None, note: str, expires: timedelta | None, scope: str, pool: str | None
-) -> None:
+def create_token(name: str | None, note: str, expires: timedelta | None, scope: str) -> None:
     """Create a token and print it. It is shown only once; the server keeps its hash."""
     with connection.connect() as client:
         created = client.create_token(
-            user=name, note=note, expires_in=expires, scope=TokenScope(scope), pool=pool
+            user=name, note=note, expires_in=expires, scope=TokenScope(scope)
         )
     if not output.as_json():
         output.print_status(
@@ -196,7 +193,6 @@ def create_token(
 def _limits(created: CreatedToken) -> str:
     parts = [
         f"scope {created.scope}" if created.scope is not TokenScope.FULL else "",
-        f"pool {created.pool}" if created.pool else "",
         f"expires on {created.expires_at:%Y-%m-%d}" if created.expires_at else "",
     ]
     shown = ", ".join(part for part in parts if part)
@@ -246,9 +242,9 @@ def list_tokens() -> None:
     with connection.connect() as client:
         tokens = client.tokens()
     output.print_table(
-        ("TOKEN", "USER", "SCOPE", "POOL", "CREATED", "LAST USED", "EXPIRES", "NOTE"),
+        ("TOKEN", "USER", "SCOPE", "CREATED", "LAST USED", "EXPIRES", "NOTE"),
         (
-            (row.id, row.user, row.scope.value, row.pool or "-", text.age(row.created_at),
+            (row.id, row.user, row.scope.value, text.age(row.created_at),
              text.age(row.last_used_at), text.age(row.expires_at), row.note)
             for row in tokens
         ),

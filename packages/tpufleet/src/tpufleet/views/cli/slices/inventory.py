@@ -30,7 +30,6 @@ DROPPED_FIRST = ("CHECKED", "BELONGS TO", "SINCE", "ALIAS", "NOTE", "JOB")
 # A generation, that one and later ones, or all.
 GENERATION = re.compile(r"v[2-9](e|p|litepod)?\+?|v\*|all|-a")
 TYPE_NAME = r"v[2-9](?:e|p|litepod)?-\d+"
-SHEET_TAB = "TPUs"
 FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 
 
@@ -42,9 +41,8 @@ FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 )
 @click.argument("words", metavar="[WORD]…", nargs=-1)
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
-@click.option("--sheet", metavar="ID|URL", help="Replace the tab TPUs of a Google Sheet with it.")
 @json_option
-def inventory(words: tuple[str, ...], as_csv: bool, sheet: str | None) -> None:
+def inventory(words: tuple[str, ...], as_csv: bool) -> None:
     """List slices and room in pools: state, owner, job and last heartbeat are observed; alias, note
     and belongs-to are what people wrote.
 
@@ -55,13 +53,7 @@ def inventory(words: tuple[str, ...], as_csv: bool, sheet: str | None) -> None:
         known = client.inventory()
     if words:
         known = replace(known, rows=tuple(select(known.rows, words)), chips=())
-    if sheet is not None:
-        from tpufleet.views import google_sheets
-
-        rows = table(known)
-        google_sheets.write_sheet(google_sheets.spreadsheet_id(sheet), SHEET_TAB, rows)
-        output.print_result(known, f"wrote {text.counted(len(rows) - 1, 'row')} to {SHEET_TAB}")
-    elif output.as_json():
+    if output.as_json():
         output.print_json(known)
     elif as_csv:
         write_csv(known)
@@ -127,29 +119,20 @@ def _show_chips(known: Inventory) -> None:
         click.echo(f"\nchips: {counts}")
 
 
-def table(known: Inventory) -> list[list[str]]:
-    """Titles, then rows; times are in ISO 8601."""
-    names = list(InventoryRow.__dataclass_fields__)
-    return [names, *([_plain(getattr(row, name)) for name in names] for row in known.rows)]
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return "" if value is None else str(value)
-
-
 def write_csv(known: Inventory) -> None:
-    titles, *rows = table(known)
+    """Times are in ISO 8601."""
+    names = list(InventoryRow.__dataclass_fields__)
     writer = csv.writer(sys.stdout)
-    writer.writerow(titles)
-    writer.writerows(
-        [_not_a_formula(text.without_control_characters(value)) for value in row] for row in rows
+    writer.writerow(names)
+    writer.writerows([_csv_cell(getattr(row, name)) for name in names] for row in known.rows)
+
+
+def _csv_cell(value: object) -> str:
+    """A spreadsheet would run what looks like a formula."""
+    plain = (
+        value.isoformat() if isinstance(value, datetime) else str("" if value is None else value)
     )
-
-
-def _not_a_formula(shown: str) -> str:
-    """A spreadsheet would run it."""
+    shown = text.without_control_characters(plain)
     return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") and len(shown) > 1 else shown
 
 

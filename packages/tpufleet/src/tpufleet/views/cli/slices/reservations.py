@@ -1,4 +1,4 @@
-"""`tpu reserve`: reservations of slices, and holds on slices and checkpoint locations."""
+"""`tpu reserve`: reservations of slices, and holds on slices."""
 
 from __future__ import annotations
 
@@ -128,22 +128,17 @@ def extend(reservation: str, span: timedelta) -> None:
 
 
 @reserve.command(epilog=example("tpu reserve end 3f9a --reason 'pool is needed'"))
-@click.argument("name", metavar="RESERVATION|SLICE|LOCATION")
+@click.argument("name", metavar="RESERVATION|SLICE")
 @click.option(
     "--reason", default="", help="Why an admin ends what another user holds; shown, and audited."
 )
 @json_option
 def end(name: str, reason: str) -> None:
-    """End a RESERVATION now, return a SLICE that is held after a failure to its pool, or let
-    others use a checkpoint LOCATION in which your job was the first. Its files stay.
+    """End a RESERVATION now, or return a SLICE that is held after a failure to its pool.
 
     What another user holds requires the admin role and a --reason.
     """
     with connection.connect() as client:
-        if "/" in name:
-            client.release_checkpoint_location(name, reason)
-            output.print_result({"released": name}, f"released {name}")
-            return
         current = {each.id for each in client.reservations()}
         try:
             ended = client.end_reservation(name, reason)
