@@ -2,8 +2,7 @@
 
     python scripts/helm_chart.py --write     # after a change of deploy/k8s
 
-The manifests are those that kustomize renders, with placeholders replaced by values. Queues are
-not part of the chart: they come from cluster.yaml (`tpu cluster install`).
+The manifests are those that kustomize renders, with placeholders replaced by values.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ WITH_BRIDGE = ROOT / "deploy/k8s/overlays/gke-bridge"
 BRIDGE = "tpufleet-bridge"  # all of its objects; installed where it has replicas
 CHART = ROOT / "deploy/helm/tpufleet"
 IMAGE = "us-docker.pkg.dev/PROJECT/tpufleet/tpufleet:0.1.0"
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the overlay has hundreds of objects
-QUEUE_GROUP = "kueue.x-k8s.io"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ACCOUNTS = {
     "server": "tpufleet",
     "provisioner": "tpu-provisioner",
@@ -46,7 +44,6 @@ SUBSTITUTIONS = (
     ),
     ("_ZONES: us-central1-a", '_ZONES: {{ join "," .Values.zones | quote }}'),
     ("gs://PROJECT-tpufleet", "{{ .Values.bucket }}"),
-    ("queue: tpu-training-jobs", "queue: {{ .Values.queue }}"),
     (": PROJECT", ": {{ .Values.project }}"),
 )
 # kustomize names settings after their content, so that a change restarts pods; so does the chart.
@@ -83,9 +80,6 @@ bucket: gs://PROJECT-tpufleet
 # Zones of slices.
 zones: [us-central1-a]
 
-# Kueue LocalQueue of jobs.
-queue: tpu-training-jobs
-
 # Google service accounts, used through Workload Identity.
 serviceAccounts:
   server: tpufleet@PROJECT.iam.gserviceaccount.com
@@ -93,7 +87,7 @@ serviceAccounts:
   bridge: tpufleet-bridge@PROJECT.iam.gserviceaccount.com
 
 # Other settings of the server, as environment variables; docs/server-reference.md and
-# docs/kubernetes.md list them. For example TPUFLEET_GKE_TOPOLOGY_AWARE: "v5p-128".
+# docs/kubernetes.md list them. For example TPUFLEET_GKE_QUEUE: lab.
 settings: {{}}
 
 # Other settings of the provisioner, as environment variables; docs/provisioner.md lists them. For
@@ -124,15 +118,11 @@ BlockDumper.add_representer(str, _text)
 def rendered(
     kubectl: Sequence[str] = ("kubectl",), overlay: Path = WITH_BRIDGE
 ) -> list[dict[str, Any]]:
-    """What kustomize makes of the overlay, without the queues."""
+    """What kustomize makes of the overlay."""
     text = subprocess.run(
         [*kubectl, "kustomize", str(overlay)], capture_output=True, text=True, check=True
     ).stdout
-    return [
-        document
-        for document in yaml.load_all(text, Loader=LOADER)
-        if document and not document["apiVersion"].startswith(QUEUE_GROUP)
-    ]
+    return [document for document in yaml.load_all(text, Loader=LOADER) if document]
 
 
 def template(document: dict[str, Any]) -> str:

@@ -23,7 +23,8 @@ TARGET = (
     ROOT / "packages/tpufleet-testbed/src/tpufleet_testbed/terraform/google_provider_schema.json"
 )
 RESOURCES = (
-    "artifact_registry_repository", "artifact_registry_repository_iam_member", "billing_budget",
+    "artifact_registry_repository", "artifact_registry_repository_iam_member",
+    "billing_account_iam_member", "billing_budget", "compute_firewall",
     "compute_network", "compute_resource_policy", "compute_router", "compute_router_nat",
     "compute_subnetwork", "compute_subnetwork_iam_member", "container_cluster",
     "container_node_pool", "project_iam_custom_role", "project_iam_member", "project_service",

@@ -52,7 +52,7 @@ def test_pods_with_settings_of_the_job_are_admitted_in_a_restricted_namespace(ri
 
 
 def test_the_shipped_account_of_job_pods_exists_and_has_no_rights():
-    shipped = rendered("overlays/gke")
+    shipped = rendered("queues")
     [account] = [
         each
         for each in shipped
@@ -86,7 +86,7 @@ def test_the_shipped_account_of_job_pods_exists_and_has_no_rights():
 def test_job_pods_reach_google_apis_and_not_the_cluster(address, port, allowed):
     [policy] = [
         each
-        for each in rendered("overlays/gke")
+        for each in rendered("queues")
         if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "tpu-workers"
     ]
     assert any(_matches(rule, address, port) for rule in policy["spec"]["egress"]) is allowed

@@ -20,7 +20,13 @@ from tpufleet_testbed.kubernetes import binaries
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
 OVERLAYS = ["overlays/gke", "overlays/local"]
-EVERYTHING = [*OVERLAYS, "base/bridge", "overlays/gke-bridge", "overlays/provisioner"]
+EVERYTHING = [
+    *OVERLAYS,
+    "queues",
+    "base/bridge",
+    "overlays/gke-bridge",
+    "overlays/provisioner",
+]
 
 # Third-party kinds without a schema here: only their presence is checked.
 THIRD_PARTY = {
@@ -54,7 +60,7 @@ def rendered(folder: str) -> list[dict]:
 def rules() -> list[tuple[str, dict]]:
     return [
         (manifest["metadata"]["name"], rule)
-        for folder in OVERLAYS
+        for folder in EVERYTHING
         for manifest in rendered(folder)
         if manifest["kind"] in ("Role", "ClusterRole")
         for rule in manifest["rules"]
@@ -82,7 +88,7 @@ def test_the_provisioner_only_reads_pods_and_jobsets_and_cordons_nodes():
 
 
 def test_no_role_reads_secrets_and_cluster_roles_write_only_events_and_cordons():
-    for folder in OVERLAYS:
+    for folder in EVERYTHING:
         for manifest in rendered(folder):
             if manifest["kind"] not in ("Role", "ClusterRole"):
                 continue
@@ -198,7 +204,7 @@ def test_every_deployment_has_a_network_policy():
         assert any(one.items() <= labels.items() for one in selected), name
 
 
-@pytest.mark.parametrize("folder", OVERLAYS)
+@pytest.mark.parametrize("folder", [*OVERLAYS, "queues"])
 def test_an_overlay_creates_every_namespace_that_it_uses(folder):
     manifests = rendered(folder)
     created = {

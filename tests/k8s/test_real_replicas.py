@@ -24,7 +24,7 @@ from tests import fake_gcs, postgres, yaml_documents
 from tests.environment.test_helm_chart import helm_rendered
 from tests.k8s.real_pods import HOSTS, node_with_image
 from tests.k8s.rigs import eventually
-from tests.k8s.test_manifests import ROOT
+from tests.k8s.test_manifests import rendered
 from tests.k8s.test_shipped_replicas import copy_both_ways, render
 from tests.views.cli_runner import Tpu
 from tpufleet.runtime import gcs
@@ -112,24 +112,22 @@ def bridge(node, monkeypatch):
 
 
 def shipped_manifests(folder: Path, bucket: str, database: str) -> list[dict]:
-    """What `tpu deploy init` writes."""
+    """What `tpu deploy init` writes, and the namespace and queues of jobs."""
     result = CliRunner().invoke(
         deploy,
         ["init", str(folder), "--project", "my-project", "--zone", ZONE, "--store", database,
-         "--bucket", bucket, "--manifests", str(ROOT)],
+         "--bucket", bucket],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    return render(folder)
+    return [*render(folder), *rendered("queues")]
 
 
 def chart(folder: Path, bucket: str, database: str) -> list[dict]:
-    """The Helm chart, the two Secrets that docs/kubernetes.md creates by hand, and queues, which
-    belong to the cluster: `tpu cluster install` creates them."""
+    """The Helm chart, the two Secrets that docs/kubernetes.md creates by hand, and queues."""
     shipped = shipped_manifests(folder, bucket, database)
     secrets = [one for one in shipped if one["kind"] == "Secret"]
-    queues = [one for one in shipped if one["apiVersion"].startswith("kueue.x-k8s.io/")]
-    rendered = helm_rendered("--set", f"project=my-project,bucket={bucket}")
-    return [*rendered, *queues, *plain_names(secrets)]
+    chart = helm_rendered("--set", f"project=my-project,bucket={bucket}")
+    return [*chart, *rendered("queues"), *plain_names(secrets)]
 
 
 def plain_names(secrets: list[dict]) -> list[dict]:

@@ -23,12 +23,16 @@ from tpufleet.providers.gke.settings import GkeSettings
 from tpufleet_testbed.kubernetes import components
 from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
 
-SHIPPED = Path(__file__).parents[2] / "deploy" / "k8s" / "overlays" / "gke"
+SHIPPED = Path(__file__).parents[2] / "deploy" / "k8s"
 ROLES = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 
 
 def shipped(plane: KubernetesControlPlane) -> list[dict]:
-    return list(yaml.safe_load_all(plane.kubectl("kustomize", str(SHIPPED))))
+    return [
+        manifest
+        for folder in ("overlays/gke", "queues")
+        for manifest in yaml.safe_load_all(plane.kubectl("kustomize", str(SHIPPED / folder)))
+    ]
 
 
 def account(plane: KubernetesControlPlane, name: str, home: str, folder: Path) -> Path:

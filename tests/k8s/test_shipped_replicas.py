@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests import fake_gcs, postgres, yaml_documents
-from tests.k8s.test_manifests import ROOT, kubectl
+from tests.k8s.test_manifests import kubectl
 from tests.polling import wait_until
 from tests.views.cli_runner import Tpu
 from tpufleet.client.fleet import FleetClient
@@ -173,8 +173,7 @@ def overlay(tmp_path):
     result = CliRunner().invoke(
         deploy,
         ["init", str(tmp_path / "my-fleet"), "--project", "my-project", "--zone", ZONE,
-         "--store", postgres.fresh_url(), "--bucket", f"gs://fleet-{uuid.uuid4().hex[:12]}/state",
-         "--manifests", str(ROOT)],
+         "--store", postgres.fresh_url(), "--bucket", f"gs://fleet-{uuid.uuid4().hex[:12]}/state"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     return tmp_path / "my-fleet"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -66,7 +67,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ):
             target = source / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((ROOT / name).read_bytes())
+            if (ROOT / name).is_dir():  # deploy/, which the core links to
+                shutil.copytree(ROOT / name, target)
+            else:
+                target.write_bytes((ROOT / name).read_bytes())
     for project in sorted(path.parent for path in source.glob("packages/*/pyproject.toml")):
         run_uv("build", "--wheel", "--out-dir", folder, project, cwd=folder)
     return {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
@@ -92,8 +96,16 @@ def test_wheels_hold_every_data_file(wheels: dict[str, Path]):
             ["git", "ls-files", source], cwd=ROOT, capture_output=True, text=True, check=True
         )
         tracked = {line.removeprefix(f"{source}/") for line in listed.stdout.splitlines()}
-        tracked = {line for line in tracked if (ROOT / source / line).exists()}
+        tracked = {line for line in tracked if (ROOT / source / line).is_file()}
         assert tracked - set(zipfile.ZipFile(wheel).namelist()) == set()
+
+
+def test_the_core_holds_the_manifests_and_the_chart(wheels: dict[str, Path]):
+    """`tpu deploy init` and `tpu cluster` need no checkout."""
+    held = set(zipfile.ZipFile(wheels["tpufleet"]).namelist())
+    shipped = [*(ROOT / "deploy/k8s").rglob("*"), *(ROOT / "deploy/helm").rglob("*")]
+    files = {f"tpufleet/{path.relative_to(ROOT)}" for path in shipped if path.is_file()}
+    assert files and files <= held
 
 
 def environment(folder: Path, *install: str | Path) -> Path:

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from msgspec.structs import fields
 
-from tests.environment.environments import EXAMPLE, SMALLEST, environment, example
+from tests.environment.environments import EXAMPLE, SMALLEST, environment, example, tpu
+from tests.environment.provider_checks import resources
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import type_lookup
 from tpufleet_gke.environment.config import capacity, names, sections
@@ -82,6 +83,33 @@ ERRORS = {
     "a label of Google Cloud": ({"labels": {"Cost Center": "lab"}}, "labels.'Cost Center': "
                                 "'Cost Center' is not a label of Google Cloud; for example "
                                 "cost-center"),
+    "no zone": ({"zones": []}, "zones: empty; for example [us-central1-a]"),
+    "a system namespace": ({"teams": {"kube-system": {}}}, "teams.kube-system.namespace: "
+                           "kube-system is a system namespace; for example kube-system-jobs"),
+    "the namespace of the server": (
+        {"teams": {"x": {"namespace": "tpufleet-system"}}},
+        "teams.x.namespace: tpufleet-system is a system namespace; for example x-jobs"),
+    "a template of Terraform": ({"cluster": {"description": "of ${x}"}}, "cluster.description: "
+                                "Terraform would evaluate 'of ${x}'; write it without ${ and %{"),
+    "a private endpoint of public nodes": (
+        {"network": {"private_endpoint": True, "private_nodes": False}},
+        "network.private_endpoint: goes with private_nodes: true; write false"),
+    "half a dollar": (
+        {"budget": {"billing_account": "012345-567890-ABCDEF", "monthly_usd": 0.5}},
+        "budget.monthly_usd: must be"),
+    "an unknown machine type": ({"cpu_pools": {"cpu": {"machine_type": "n2-standrad-8"}}},
+                                "cpu_pools.cpu.machine_type: Compute Engine has no n2-standrad-8; "
+                                "for example n2-standard-8"),
+    "an unknown size": ({"cpu_pools": {"cpu": {"machine_type": "n2-standard-9"}}},
+                        "cpu_pools.cpu.machine_type: Compute Engine has no n2-standard-9"),
+    "an ancient Kueue": ({"addons": {"kueue": "v0.4.0"}}, "addons.kueue: v0.4.0 has no API "
+                         "v1beta2; write v0.18.3"),
+    "a pool named as a slice of another": (
+        {"tpu_pools": {"a": {"type": "v5e-16", "slices": 2, "managed_by": "terraform"},
+                       "a-1": {"type": "v5e-8", "managed_by": "terraform"}}},
+        "tpu_pools.a-1: tpu_pools.a has a node pool a-1 too; rename one"),
+    "two pools of one name": (
+        {"gpu_pools": {"cpu": {}}}, "gpu_pools.cpu: cpu_pools.cpu has a node pool cpu too"),
     "text for a flag": ({"deletion_protection": "yes"}, "deletion_protection: must be true or "
                         "false, not 'yes'"),
 }  # fmt: skip
@@ -172,3 +200,24 @@ def test_names_are_prefixed_with_the_environment():
     assert names.cluster(built) == "ml-cluster"
     assert names.bucket(built, "datasets") == "my-project-ml-datasets"
     assert names.image_path(built) == "us-central1-docker.pkg.dev/my-project/ml-images"
+
+
+def test_a_duplicate_key_is_an_error_with_its_line():
+    with pytest.raises(BadInput, match=r"cluster\.yaml:3: duplicate key project; remove one"):
+        parse_text("project: my-project\nregion: us-central1\nproject: other\nzones: [a]\n")
+
+
+def test_a_slice_is_created_in_a_zone_that_has_its_type():
+    built = environment(zones=["us-central1-f", "us-central1-a"], **tpu("v5e-16"))
+    assert capacity.zone(built, built.tpu_pools["pool"]) == "us-central1-a"
+
+
+def test_every_resource_has_an_address_of_its_own():
+    """Was: team a with the bucket b-c, and team a-b with the bucket c, shared one."""
+    built = environment(teams={"a": {}, "a-b": {}}, buckets={"b-c": {}, "c": {}})
+    addresses = [
+        block.address
+        for block in resources(built)
+        if block.labels[1] != "outputs"  # one in each stage
+    ]
+    assert len(set(addresses)) == len(addresses)

@@ -16,7 +16,7 @@ from tests.environment.provider_checks import resources
 from tests.k8s.test_manifests import kubectl
 from tpufleet import config
 from tpufleet.providers.gke import settings as gke_settings
-from tpufleet_gke.environment.addons import helm_values
+from tpufleet_gke.environment.addons import helm_values, queues, team_manifests
 
 
 def helm() -> str:
@@ -122,6 +122,45 @@ def test_settings_of_the_slices_reach_the_server_by_both_ways(tmp_path):
     settings = gke_settings.parse(config.load(variables, tmp_path).gke)
     assert settings.topology_aware == ("v5p-128",)
     assert settings.reservations == {"v6e-16": "lab"}
+
+
+def test_every_object_has_one_owner():
+    """Else Helm refuses to take over what `tpu cluster install` made, and kustomize changes it."""
+
+    def keys(documents):
+        return {
+            (item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
+            for item in documents
+        }
+
+    built = environment()  # its one team has the namespace of clusters without teams
+    installed = keys([*team_manifests.teams(built), *queues.manifests(built)])
+    assert ("Namespace", None, "tpu-training") in installed
+    assert not installed & keys(kustomize_rendered())
+
+
+def test_a_server_runs_the_jobs_of_each_team_where_install_lets_it(tmp_path):
+    """Namespaces, queues, accounts and permissions are those of `tpu cluster install`."""
+    built = example()
+    lines = helm_values.settings_env(built).splitlines()
+    variables = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    variables["TPUFLEET_CONFIG"] = str(tmp_path / "none.yaml")
+    settings = gke_settings.parse(config.load(variables, tmp_path).gke)
+    assert set(settings.teams) == set(built.teams) and len(built.teams) == 2
+    installed = {
+        (item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]): item
+        for item in [*team_manifests.teams(built), *queues.manifests(built)]
+    }
+    for team in settings.teams.values():
+        namespace = team.namespace
+        assert ("LocalQueue", namespace, team.queue) in installed
+        account = installed["ServiceAccount", namespace, team.service_account]
+        assert "iam.gke.io/gcp-service-account" in account["metadata"]["annotations"]
+        assert ("NetworkPolicy", namespace, "tpu-workers") in installed
+        binding = installed["RoleBinding", namespace, "tpufleet"]
+        assert ("Role", namespace, binding["roleRef"]["name"]) in installed
+        [subject] = binding["subjects"]
+        assert (subject["namespace"], subject["name"]) == ("tpufleet-system", "tpufleet")
 
 
 def test_every_value_of_an_environment_is_one_of_the_chart():

@@ -20,7 +20,7 @@ from tpufleet_gke.environment.terraform.stages import StageName
 
 pytest.importorskip("grpc", reason="needs the extra `gke`: pip install 'tpufleet[gke]'")
 
-from tpufleet_testbed.terraform.emulated_google_cloud import EmulatedGoogleCloud
+from tpufleet_testbed.terraform.emulated_google_cloud import EmulatedGoogleCloud, Refused
 from tpufleet_testbed.terraform.google_provider import serve
 
 
@@ -183,3 +183,32 @@ def test_a_name_that_is_taken_is_reported_with_the_evidence(rehearsal):
         rehearsal.apply(example())
     first = str(failure.value).splitlines()[0]
     assert first.startswith("tofu") and first.endswith(" apply failed in 1-infrastructure")
+
+
+REFUSED = {
+    "a budget of nothing": (
+        "google_billing_budget", {"amount": [{"specified_amount": [{"units": "0"}]}]},
+        "must be positive",
+    ),
+    "a machine type": (
+        "google_container_node_pool",
+        {"node_config": [{"machine_type": "n2-standrad-8"}], "placement_policy": []},
+        "Machine type with name 'n2-standrad-8' does not exist",
+    ),
+    "half a slice": (
+        "google_container_node_pool",
+        {
+            "node_config": [{"machine_type": "ct5lp-hightpu-4t"}], "node_count": 2,
+            "placement_policy": [{"tpu_topology": "4x4"}],
+        },
+        "2 nodes of ct5lp-hightpu-4t are not 4x4",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "record", "message"), REFUSED.values(), ids=REFUSED)
+def test_the_rehearsal_refuses_what_google_refuses(tmp_path, kind, record, message):
+    cloud = EmulatedGoogleCloud(tmp_path / "cloud.json")
+    with pytest.raises(Refused, match=message):
+        cloud.create(kind, {"name": "x", **record})
+    assert cloud.records() == {}

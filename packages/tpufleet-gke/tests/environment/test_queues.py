@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from tests.environment.environments import environment, example
+from tests.environment.environments import environment, example, tpu
 from tpufleet.errors import BadInput
 from tpufleet_gke.environment.addons import example_jobsets, helm_values, queues, team_manifests
 from tpufleet_gke.environment.config.sections import Environment
@@ -99,7 +99,7 @@ def test_a_team_that_may_not_borrow_is_limited():
 
 
 def test_flex_start_slices_are_provisioned_before_a_workload_starts():
-    built = environment(tpu_pools={"flex": {"type": "v6e-16", "capacity": "flex-start"}})
+    built = environment(**tpu("v6e-16", capacity="flex-start"))
     (queue,) = by_kind(built, "ClusterQueue").values()
     (rule,) = queue["spec"]["admissionChecksStrategy"]["admissionChecks"]
     assert rule == {"name": "flex-start", "onFlavors": ["v6e-16-flex-start"]}
@@ -114,10 +114,18 @@ def test_flex_start_slices_are_provisioned_before_a_workload_starts():
     ]
 
 
+def test_flex_start_slices_of_the_provisioner_are_not_waited_for():
+    """It creates node pools for pods, which exist only once the job is admitted."""
+    built = environment(tpu_pools={"flex": {"type": "v6e-16", "capacity": "flex-start"}})
+    (queue,) = by_kind(built, "ClusterQueue").values()
+    assert "admissionChecksStrategy" not in queue["spec"]
+    assert not by_kind(built, "AdmissionCheck")
+
+
 def test_workloads_tolerate_the_taint_of_queued_provisioning():
     """GKE puts it on the nodes of every pool with queued provisioning:
     https://github.com/GoogleCloudPlatform/cluster-toolkit (GKE consumption options)."""
-    built = environment(tpu_pools={"flex": {"type": "v6e-16", "capacity": "flex-start"}})
+    built = environment(**tpu("v6e-16", capacity="flex-start"))
     (flavor,) = by_kind(built, "ResourceFlavor").values()
     assert {
         "key": "cloud.google.com/gke-queued", "operator": "Equal", "value": "true",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from tests.environment import terraform_programs
 from tests.environment.environments import environment, example, tpu
 from tests.environment.provider_checks import errors, node_pool, resources
+from tests.repository import ROOT
 from tpufleet.model.tpu import type_lookup
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.terraform import hcl, stages, versions
@@ -189,3 +191,36 @@ def test_state_is_kept_in_the_automation_bucket():
         text = stages.stage_files(example(), stage)["versions.tf"]
         assert f'prefix = "tfstate/{stage}"' in text
         assert 'bucket = "my-project-ml-automation"' in text
+
+
+def test_the_control_plane_of_a_private_cluster_reaches_webhooks():
+    """GKE itself opens 443 and 10250, which cert-manager has."""
+    [rule] = resources(environment(), "google_compute_firewall")
+    assert rule.body["source_ranges"] == ["172.16.0.0/28"]
+    deployment = (ROOT / "deploy/k8s/base/admission/deployment.yaml").read_text()
+    [server] = [
+        container
+        for document in yaml.safe_load_all(deployment)
+        if document["kind"] == "Deployment"
+        for container in document["spec"]["template"]["spec"]["containers"]
+    ]
+    [port] = [each["containerPort"] for each in server["ports"] if each["name"] == "https"]
+    # JobSet and Kueue: webhooks on 9443; Kueue: the API of pending workloads on 8082.
+    assert set(rule.body["allow"]["ports"]) == {str(port), "9443", "8082"}
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"private_nodes": False},
+        {
+            "existing": {
+                "host_project": "host-project", "network": "n", "subnetwork": "s",
+                "pods_range": "p", "services_range": "v",
+            }
+        },
+    ],
+    ids=["public nodes", "the firewall is the host project's"],
+)  # fmt: skip
+def test_other_clusters_get_no_firewall_rule(network):
+    assert not resources(environment(network=network), "google_compute_firewall")

@@ -17,7 +17,8 @@ too), structs, and any type whose annotation has `text(…)` or `custom(…)`. B
   - null is the same as leaving a field out;
   - one item may be written without the brackets of its list;
   - choices ignore case, and `_` means `-`;
-  - with `lax`, as for environment variables, values may be text: `true`, `12`, `a,b`, `A=1,B=2`.
+  - with `lax`, as for environment variables, values may be text: `true`, `12`, `a,b`, `A=1,B=2`, or
+    JSON of a mapping.
 
 A struct may have
   - `check(self)`, a generator of (field, problem) for fields that contradict each other, which is
@@ -617,7 +618,12 @@ def _shown_key(name: Any) -> str:
 
 
 def _pairs(run: _Run, path: str, written: str) -> Any:
-    """`A=1,B=2`."""
+    """`A=1,B=2`, or JSON where values are sections."""
+    if written.startswith("{"):
+        try:
+            return msgspec.json.decode(written)
+        except msgspec.DecodeError as error:
+            return run.add(path, f"not JSON: {error}")
     pairs = {}
     for item in filter(None, (part.strip() for part in written.split(","))):
         name, equals, value = (part.strip() for part in item.partition("="))

@@ -13,6 +13,7 @@ POD = {
     "image": "us-docker.pkg.dev/my-project/images/train:v7",
     "cpu": 24,
     "memory": "96Gi",
+    "team": "nlp",
     "service_account": "trainer",
     "volumes": {"/data": "my-claim", "/weights": "gs://my-bucket/weights"},
     "labels": {"team": "nlp", "example.com/cost-center": 42},
@@ -23,7 +24,7 @@ POD = {
 def test_a_job_file_describes_its_pods_and_is_written_as_it_was_read():
     spec = parse_job({**JOB, "pod": POD})
     assert spec.pod == PodSettings(
-        image=POD["image"], cpu="24", memory="96Gi", service_account="trainer",
+        image=POD["image"], cpu="24", memory="96Gi", team="nlp", service_account="trainer",
         volumes=POD["volumes"], labels={"team": "nlp", "example.com/cost-center": "42"},
         tolerations=("dedicated=research:NoSchedule",),
     )  # fmt: skip

@@ -7,11 +7,9 @@ import stat
 import pytest
 import yaml
 
-from tests.repository import ROOT
 from tests.views.cli_runner import Tpu
 
-MANIFESTS = str(ROOT / "deploy" / "k8s")
-OPTIONS = ("--project", "my-project", "--zone", "us-central1-a", "--manifests", MANIFESTS)
+OPTIONS = ("--project", "my-project", "--zone", "us-central1-a")
 STORE = ("--store", "postgresql://fleet:pw@10.1.2.3/fleet")
 
 
@@ -81,7 +79,6 @@ def test_another_project_changes_the_names_that_contain_it(tpu, tmp_path):
         ((*OPTIONS, "--store", "sqlite:///x.db"), "no Postgres"),
         ((*OPTIONS, *STORE, "--project", "My Project"), "is not a project id"),
         ((*OPTIONS, *STORE, "--zone", "us-east5"), "--zone: 'us-east5' is not a zone; for example"),
-        ((*OPTIONS, *STORE, "--manifests", "/none"), "/none has no overlays/gke"),
     ],
 )
 def test_what_cannot_work_is_rejected(tpu, tmp_path, options, message):

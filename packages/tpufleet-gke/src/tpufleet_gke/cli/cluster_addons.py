@@ -31,10 +31,11 @@ kubeconfig_option = click.option(
 )
 @json_option
 def render(folder: Path) -> None:
-    """Write manifests of teams and queues, Helm values, and Cloud Build pipelines."""
+    """Write manifests of teams and queues, the Helm chart with values, and pipelines."""
     _, environment = read_environment()
     files = {
         **{f"k8s/{name}": text for name, text in team_manifests.files(environment).items()},
+        **_chart(),
         "helm/values.yaml": helm_values.text(environment),
         "settings.env": helm_values.settings_env(environment),
         **{f"cloud-build/{name}": text for name, text in pipelines.files(environment).items()},
@@ -141,6 +142,15 @@ def example(
             )  # fmt: skip
             jobset = {"apiVersion": "v1", "kind": "List", "items": [jobset, upload]}
     output.print_result(jobset, yaml.safe_dump(jobset, sort_keys=False).rstrip())
+
+
+def _chart() -> dict[str, str]:
+    """That of the server, provisioner and webhook."""
+    shipped = team_manifests.SHIPPED
+    return {
+        str(path.relative_to(shipped)): path.read_text()
+        for path in sorted((shipped / "helm").rglob("*.yaml"))
+    }
 
 
 def _kubectl(kubeconfig: str | None) -> addons.Kubectl:

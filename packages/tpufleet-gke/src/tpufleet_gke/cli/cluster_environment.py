@@ -7,13 +7,14 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tpufleet import schema
-from tpufleet.errors import BadInput, install_command
+from tpufleet.errors import BadInput, InvalidSettings, install_command
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option, yes_option
 from tpufleet.views.cli.registry import shared_option
@@ -75,6 +76,8 @@ def plan(rehearse: bool) -> None:
     with _planner(file, environment, rehearse) as runner:
         planned = [runner.plan(stage) for stage in StageName]
     _show(environment, planned)
+    for stage in planned:
+        _check_applicable(file, environment, stage)
 
 
 @click.command(epilog="\b\nExample:\n  tpu cluster apply --file lab.yaml\n")
@@ -89,7 +92,8 @@ def apply(rehearse: bool, yes: bool) -> None:
     file, environment = read_environment()
     _warn(file, environment)
     with _runner(file, environment, rehearse) as runner:
-        changed = _carry_out(runner, list(StageName), yes, destroy=False)
+        check = partial(_check_applicable, file, environment)
+        changed = _carry_out(runner, list(StageName), yes, destroy=False, check=check)
         _save_outputs(runner)
     output.print_result({"changes": changed}, f"applied {len(changed)} changes")
     if not rehearse:
@@ -137,18 +141,38 @@ def _check_unprotected(runner: StageRunner, apply_command: str) -> None:
             )
 
 
+def _check_applicable(file: Path, environment: Environment, planned: StagePlan) -> None:
+    """Before anything of the stage is changed: what Google would refuse half way."""
+    if planned.subnet_ranges:
+        found = checks.live_range_problems(environment, planned.subnet_ranges)
+        if problems := [(f"{file}: {path}", problem) for path, problem in found]:
+            raise InvalidSettings(problems)
+    for change in planned.changes:
+        if change.protected:
+            raise BadInput(
+                f"{plan_summary.sentence(change)}: refused, its deletion_protection is true\n"
+                f"  next: undo this change in {file}"
+            )
+
+
 def _warn(file: Path, environment: Environment) -> None:
     for line in checks.zone_warnings(environment):
         output.print_status(f"warning: {file}: {line}")
 
 
 def _carry_out(
-    runner: StageRunner, chosen: Sequence[StageName], yes: bool, *, destroy: bool
+    runner: StageRunner,
+    chosen: Sequence[StageName],
+    yes: bool,
+    *,
+    destroy: bool,
+    check: Callable[[StagePlan], None] = lambda planned: None,
 ) -> list[Change]:
     """Plan, show, ask and apply, one stage after the other."""
     done: list[Change] = []
     for stage in chosen:
         planned = runner.plan(stage, destroy=destroy)
+        check(planned)
         if not planned.changes:
             output.print_status(f"{stage}: {'nothing left' if destroy else 'up to date'}")
             continue
@@ -253,7 +277,8 @@ def _show(environment: Environment, planned: Sequence[StagePlan]) -> None:
         f"cost: {_usd(least)} USD/hour idle, {_usd(most)} USD/hour with every pool full{without}; "
         "list prices, see `tpu cost`"
     )
-    addresses = capacity.pods_range(environment)
+    live = [stage.subnet_ranges["pods"] for stage in planned if stage.subnet_ranges]
+    addresses = live[0] if live else capacity.pods_range(environment)
     click.echo(f"room: {capacity.max_nodes(environment)} nodes, pods in {addresses}")
 
 

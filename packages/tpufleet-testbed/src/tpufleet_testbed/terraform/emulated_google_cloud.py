@@ -6,16 +6,20 @@ a reference to a bucket, cluster or service account that does not exist.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import threading
 from pathlib import Path
 from typing import Any
+
+from tpufleet.model.tpu import machine_types, type_lookup
 
 Record = dict[str, Any]
 
 # What identifies a resource among those of its type.
 IDENTITY = {
     "google_artifact_registry_repository": ("project", "location", "repository_id"),
+    "google_billing_account_iam_member": ("billing_account_id", "role", "member"),
     "google_billing_budget": ("billing_account", "display_name"),
     "google_compute_router_nat": ("project", "region", "router", "name"),
     "google_container_node_pool": ("project", "location", "cluster", "name"),
@@ -72,11 +76,15 @@ class EmulatedGoogleCloud:
             if key in records:
                 raise Refused(f"409 alreadyExists: {key} already exists.")
             self._check_references(kind, record, records)
+            _check_values(kind, record)
             self.write({**records, key: record})
 
     def update(self, kind: str, record: Record) -> None:
         with self._lock:
-            self.write({**self.records(), key_of(kind, record): record})
+            records, key = self.records(), key_of(kind, record)
+            if kind == "google_compute_subnetwork" and key in records:
+                _check_ranges(records[key], record)
+            self.write({**records, key: record})
 
     def delete(self, kind: str, record: Record) -> None:
         if kind == "google_container_cluster" and record.get("deletion_protection"):
@@ -111,6 +119,38 @@ class EmulatedGoogleCloud:
             ]
             if wanted not in existing:
                 raise Refused(f"404 notFound: {target} {wanted} does not exist.")
+
+
+def _check_values(kind: str, record: Record) -> None:
+    """What the schema allows, and Google does not."""
+    if kind == "google_billing_budget":
+        [amount] = record["amount"]
+        if int(amount["specified_amount"][0]["units"] or 0) <= 0:
+            raise Refused("400 INVALID_ARGUMENT: the amount of a budget must be positive.")
+    if kind == "google_container_node_pool":
+        machine = record["node_config"][0]["machine_type"]
+        known = [each for each in type_lookup.all_types().values() if each.machine_type == machine]
+        if not known and not machine_types.may_exist(machine):
+            raise Refused(f"400 badRequest: Machine type with name '{machine}' does not exist.")
+        topology = next((each["tpu_topology"] for each in record["placement_policy"]), None)
+        hosts = {each.hosts for each in known if each.topology == topology}
+        # https://cloud.google.com/kubernetes-engine/docs/how-to/tpus: all hosts of a slice, or none
+        if hosts and record["node_count"] is not None and record["node_count"] not in hosts:
+            count = record["node_count"]
+            raise Refused(f"400 badRequest: {count} nodes of {machine} are not {topology}.")
+
+
+def _check_ranges(before: Record, after: Record) -> None:
+    """https://cloud.google.com/vpc/docs/create-modify-vpc-networks: a primary range only grows, a
+    secondary range that a cluster uses cannot change."""
+    old, new = (ipaddress.IPv4Network(each["ip_cidr_range"]) for each in (before, after))
+    if not old.subnet_of(new):
+        raise Refused(f"400 invalid: ipCidrRange {new} does not contain {old}.")
+    kept = {item["range_name"]: item["ip_cidr_range"] for item in after["secondary_ip_range"]}
+    for item in before["secondary_ip_range"]:
+        if kept.get(item["range_name"]) != item["ip_cidr_range"]:
+            name = item["range_name"]
+            raise Refused(f"400 resourceInUse: the secondary range {name} is used by a cluster.")
 
 
 def key_of(kind: str, record: Record) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -39,6 +39,13 @@ IMMUTABLE = {
     "placement_policy", "project", "region", "repository_id", "role", "member", "role_id",
     "service", "subnetwork",
 }  # fmt: skip
+# A change within these blocks does, too.
+IMMUTABLE_WITHIN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "google_container_cluster": {"private_cluster_config": ("master_ipv4_cidr_block",)},
+    "google_container_node_pool": {
+        "node_config": ("oauth_scopes", "reservation_affinity", "service_account", "spot")
+    },
+}
 MESSAGES = protocol.MESSAGES
 
 
@@ -103,8 +110,7 @@ class GoogleProvider:
                     MESSAGES["AttributePath"](
                         steps=[MESSAGES["AttributeStep"](attribute_name=name)]
                     )
-                    for name in sorted(IMMUTABLE & set(planned) - set(computed))
-                    if planned[name] != prior.get(name)
+                    for name in _replacing(request.type_name, planned, prior, computed)
                 ]
         return MESSAGES["PlanResponse"](
             planned_state=protocol.encode(planned), requires_replace=replaced
@@ -143,6 +149,28 @@ class GoogleProvider:
             type_name=request.type_name, state=protocol.encode(_complete(request.type_name, found))
         )
         return MESSAGES["ImportResponse"](imported_resources=[imported])
+
+
+def _replacing(
+    kind: str, planned: Mapping[str, Any], prior: Mapping[str, Any], computed: Collection[str]
+) -> list[str]:
+    """Arguments whose change replaces the resource."""
+    plain = [
+        name
+        for name in sorted(IMMUTABLE & set(planned) - set(computed))
+        if planned[name] != prior.get(name)
+    ]
+    inner = [
+        block
+        for block, names in IMMUTABLE_WITHIN.get(kind, {}).items()
+        for name in names
+        if _values(planned.get(block), name) != _values(prior.get(block), name)
+    ]
+    return [*plain, *dict.fromkeys(inner)]
+
+
+def _values(blocks: Sequence[Mapping[str, Any]] | None, name: str) -> list[Any]:
+    return [block.get(name) for block in blocks or ()]
 
 
 def _complete(kind: str, record: Mapping[str, Any]) -> dict[str, Any]:

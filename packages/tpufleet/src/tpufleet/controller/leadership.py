@@ -186,6 +186,7 @@ class LeadershipTerm:
         pool = self._working_set.pools.get(first.pool) if first.pool else None
         job_fields: dict[str, Any] = (
             {
+                "owner": job.owner,
                 "priority": job.spec.priority,
                 "grace": job.spec.grace,
                 "labels": job.spec.labels,
@@ -196,7 +197,8 @@ class LeadershipTerm:
             else {}
         )
         if pool is not None:
-            job_fields["pod"] = pool.pod  # other jobs use its slices later
+            # Jobs of other users have its slices later.
+            job_fields |= {"pod": pool.pod, "owner": ""}
         exposed = self._providers[first.provider].exposes_tokens
         token = self._installation.bootstrap_token if exposed else self._installation.slice_token
         return Order(

@@ -35,6 +35,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     ca_certificates: str = ""  # PEM; what agents trust besides the system's, for `server_url`
     job_id: str | None = None
     pool: str | None = None
+    owner: str = ""  # of the job
     priority: int = 0  # the job's, for providers with their own queue
     grace: timedelta = timedelta(seconds=30)  # the job's, between SIGTERM and SIGKILL
     mounts: tuple[str, ...] = ()  # folders of the job's buckets

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,12 +18,14 @@ from tests.kubernetes.fake_api_server import FakeApiServer, FakeConnection
 from tests.providers.gke.test_manifests import SETTINGS, order
 from tests.server_process import wait_until
 from tpufleet.clocks import ManualClock
-from tpufleet.kubernetes.connections import EVENT, JOBSET, POD, WORKLOAD
+from tpufleet.kubernetes.connections import EVENT, JOBSET, POD, SECRET, WORKLOAD
 from tpufleet.model.fleet.cloud_slices import CloudState
 from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.providers.base import Fault
 from tpufleet.providers.gke import keys
 from tpufleet.providers.gke.provider import GkeProvider
+from tpufleet.providers.gke.settings import GkeTeam
 
 TIMEOUT = 60.0  # seconds; the machine may be busy
 NAMESPACE, HOSTS = SETTINGS.namespace, 4
@@ -36,10 +39,10 @@ class World:
         self.connections: list[FakeConnection] = []
         self._providers: list[GkeProvider] = []
 
-    def server(self, *, start: bool = True, **settings: str) -> tuple[GkeProvider, FakeConnection]:
+    def server(self, *, start: bool = True, **settings: Any) -> tuple[GkeProvider, FakeConnection]:
         connection = FakeConnection(self.cluster)
         provider = GkeProvider(
-            connection, structs.replace(SETTINGS, **settings), fleet="f1", zones=("us-central1-a",),  # type: ignore[arg-type]
+            connection, structs.replace(SETTINGS, **settings), fleet="f1", zones=("us-central1-a",),
             clock=self.clock,
         )  # fmt: skip
         self.connections.append(connection)
@@ -263,3 +266,55 @@ def test_a_provider_that_was_not_started_lists_each_time(world):
     connection.listed.clear()
     assert listed(provider) == {"a": CloudState.UP}
     assert connection.listed == [JOBSET, POD]
+
+
+@pytest.mark.parametrize("watching", [True, False])
+def test_slices_of_all_teams_are_found_and_released_in_their_namespaces(world, watching):
+    teams = {"red": GkeTeam(), "blue": GkeTeam(namespace="lab")}
+    provider, _ = world.server(start=watching, teams=teams)
+    for name, team in (("a", "red"), ("b", "blue")):
+        pod = PodSettings(team=team)
+        provider.request(order(name, id=f"order-{name}", job_id=f"j-{name}", pod=pod))
+    assert {namespace for namespace, _ in world.cluster.items[JOBSET]} == {"red", "lab"}
+    assert {namespace for namespace, _ in world.cluster.items[SECRET]} == {"red", "lab"}
+    becomes(provider, a="creating", b="creating")
+    provider.release(SliceId("b"), "us-central1-a")
+    becomes(provider, a="creating")
+    assert {namespace for namespace, _ in world.cluster.items[JOBSET]} == {"red"}
+
+
+# https://github.com/kubernetes-sigs/kueue: preemptionMessage
+PREEMPTED = (
+    "Preempted to accommodate a workload (UID: 1f2e, JobUID: {uid}) due to reclamation within the "
+    "cohort; preemptor path: /red; preemptee path: /blue"
+)
+
+
+@pytest.mark.parametrize("watching", [True, False])
+def test_an_evicted_slice_keeps_the_message_of_kueue_with_the_job_that_won(world, watching):
+    """Was: the message was lost when a watch, and not a listing, noticed the eviction."""
+    provider, _ = world.server(start=watching, queue="q")
+    provider.request(order("a", id="order-a", job_id="j-loses"))
+    world.make_pods()
+    becomes(provider, a="up")
+    provider.advance()
+    [jobset] = world.cluster.items[JOBSET].values()
+    provider.request(order("b", id="order-b", job_id="j-wins"))
+    [winner] = [one for one in world.cluster.items[JOBSET].values() if one is not jobset]
+    message = PREEMPTED.format(uid=winner["metadata"]["uid"])
+    world.cluster.put(WORKLOAD, {
+        "metadata": {
+            "name": "a", "namespace": NAMESPACE,
+            "ownerReferences": [{"uid": jobset["metadata"]["uid"]}],
+        },
+        "status": {"conditions": [{"type": "Evicted", "status": "True", "message": message}]},
+    })  # fmt: skip
+    suspended = {**jobset, "spec": {**jobset["spec"], "suspend": True}}
+    world.cluster.put(JOBSET, suspended)
+    provider.advance()
+    becomes(provider, a="preempted", b="creating")
+    [found] = [one for one in provider.listing() if one.id == "a"]
+    assert found.message == (
+        "Kueue evicted its workload: Preempted to accommodate job j-wins due to reclamation within "
+        "the cohort"
+    )

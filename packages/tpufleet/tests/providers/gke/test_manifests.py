@@ -16,7 +16,7 @@ from tpufleet.model.job.jobs import Capacity, JobId
 from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys, manifests, slice_slots
-from tpufleet.providers.gke.settings import GkeSettings
+from tpufleet.providers.gke.settings import GkeSettings, GkeTeam
 from tpufleet_firestore.bridge import jobs
 from tpufleet_firestore.bridge.documents import CodeRequest
 from tpufleet_firestore.bridge.jobs import JobTemplate
@@ -159,7 +159,7 @@ def test_pods_are_locked_down():
 def test_tokens_are_in_the_secret_by_slot_and_not_in_the_jobset():
     gang = order("a", "b")
     assert "secret of" not in json.dumps(manifests.jobset(gang, SETTINGS))
-    secret = manifests.secret(gang, SETTINGS, slice_slots.initial_slots(gang.slices))
+    secret = manifests.secret(gang, SETTINGS.namespace, slice_slots.initial_slots(gang.slices))
     assert {key: json.loads(value) for key, value in secret["stringData"].items()} == {
         "0": {"slice": "a", "token": "secret of a"},
         "1": {"slice": "b", "token": "secret of b"},
@@ -329,3 +329,51 @@ def test_the_cluster_autoscaler_does_not_evict_a_job_to_remove_its_node():
     template = job(manifests.jobset(order(), SETTINGS))["template"]["metadata"]
     key = "cluster-autoscaler.kubernetes.io/safe-to-evict"
     assert template["annotations"][key] == "false"
+
+
+TEAMS = structs.replace(
+    SETTINGS,
+    teams={
+        "red": GkeTeam(queue="red-jobs", service_account="red-worker", users=("ada", "cy")),
+        "blue": GkeTeam(namespace="lab-blue", queue="q", users=("ben", "cy")),
+        "all": GkeTeam(),
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("owner", "team", "namespace"),
+    [
+        ("ada", None, "red"),
+        ("ben", None, "lab-blue"),
+        ("dan", None, "all"),  # the only one that is open to everybody
+        ("ada", "all", "all"),
+        ("cy", "blue", "lab-blue"),
+        ("", "blue", "lab-blue"),  # the slices of a pool
+    ],
+)
+def test_a_job_runs_in_the_namespace_and_queue_of_its_team(owner, team, namespace):
+    manifest = manifests.jobset(order(owner=owner, pod=PodSettings(team=team)), TEAMS)
+    queue = {"red": "red-jobs", "lab-blue": "q", "all": None}[namespace]
+    assert manifest["metadata"]["namespace"] == namespace
+    assert manifest["metadata"]["labels"].get(keys.QUEUE) == queue
+    account = "red-worker" if namespace == "red" else None
+    assert pod(manifest).get("serviceAccountName") == account
+
+
+@pytest.mark.parametrize(
+    ("owner", "team", "message"),
+    [
+        ("ada", "blue", "pod.team: blue is not a team of ada; write one of red, all"),
+        ("cy", None, "pod.team: more than one team of cy; write one of red, blue, all"),
+        ("", None, "pod.team: more than one team of this server"),
+    ],
+)
+def test_a_job_never_runs_in_another_team(owner, team, message):
+    with pytest.raises(BadRequest, match=message):
+        manifests.jobset(order(owner=owner, pod=PodSettings(team=team)), TEAMS)
+
+
+def test_a_server_without_teams_says_who_configures_them():
+    with pytest.raises(BadRequest, match=r"red is not a team of ada; ask an admin: gke\.teams"):
+        manifests.jobset(order(owner="ada", pod=PodSettings(team="red")), SETTINGS)

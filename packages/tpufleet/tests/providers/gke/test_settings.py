@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tpufleet import config
 from tpufleet.errors import BadInput
 from tpufleet.providers.gke import settings
-from tpufleet.providers.gke.settings import GkeSettings
+from tpufleet.providers.gke.settings import GkeSettings, GkeTeam
 
 MINIMAL = {"image": "registry/agent:1", "zones": ["us-central1-a"]}
 
@@ -50,6 +51,18 @@ def test_an_environment_variable_overrides_the_config_file(tmp_path):
         image="registry/agent:1", zones=("us-central1-a", "us-central1-b"), queue="q",
         most_slices=4, reservations={"v5litepod-16": "mine"},
     )  # fmt: skip
+
+
+def test_teams_are_a_mapping_in_the_file_and_json_in_a_variable(tmp_path):
+    teams = {"red": {"queue": "q", "users": ["ada"]}, "blue": {"namespace": "lab"}}
+    file = json.dumps({"gke": {**MINIMAL, "teams": teams}})
+    by_file = settings.parse(gke_section({}, file, tmp_path))
+    assert by_file.teams["red"] == GkeTeam(queue="q", users=("ada",))
+    assert by_file.namespaces == ("red", "lab") and by_file.has_queues
+    variables = {"TPUFLEET_GKE_TEAMS": json.dumps(teams)}
+    assert settings.parse({**MINIMAL, **gke_section(variables)}).teams == by_file.teams
+    with pytest.raises(BadInput, match=r"gke\.teams: not JSON"):
+        settings.parse({**MINIMAL, "teams": "{red"})
 
 
 def test_all_settings_can_be_one_json_variable():

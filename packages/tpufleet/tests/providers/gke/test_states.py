@@ -210,7 +210,7 @@ LOST = [
     pytest.param(disrupted("TerminationByKubelet"), "preempted", "shut down", id="node shut down"),
     pytest.param([pod(h, "Failed", reason="Evicted", message="disk") for h in range(4)],
                  "preempted", "evicted: disk", id="evicted"),
-    pytest.param([], "preempted", "pods deleted", id="no trace"),
+    pytest.param([], "preempted", "pods j1-order-1-slice-0-{0,1,2,3} deleted", id="no trace"),
     pytest.param([ended(h, "OOMKilled", 137) for h in range(4)], "failed", "out of memory",
                  id="out of memory"),
     pytest.param([ended(h, "Error", 3) for h in range(4)], "failed", "status 3", id="agents ended"),
@@ -402,3 +402,37 @@ def test_a_refusal_has_the_kind_that_the_provisioner_names(cause, kind):
     refused = event("NodePoolCreationFailed", "no", cause=cause, detail="the whole text")
     found = capacity_events.latest_by_pod([refused])["uid-0"]
     assert (found.kind, found.detail) == (kind, "the whole text")
+
+
+def in_queue(workload):
+    manifest = jobset(suspended=True)
+    manifest["metadata"]["labels"][keys.QUEUE] = "tpu-training-jobs"
+    return observe(manifest=manifest, workload=workload)
+
+
+CHECK = {"name": "flex-start", "state": "Pending", "message": "Provisioning Request waits"}
+RESERVED = {"type": "QuotaReserved", "status": "False", "message": "insufficient unused quota"}
+WAITS = {
+    "no workload": (None, "Kueue has not queued it yet in LocalQueue training/tpu-training-jobs"),
+    "no quota": ({"status": {"conditions": [RESERVED]}}, "Kueue: insufficient unused quota"),
+    "a check": (
+        {"status": {"admissionChecks": [CHECK]}},
+        "Kueue: quota is reserved, admission check flex-start: Provisioning Request waits",
+    ),
+}
+
+
+@pytest.mark.parametrize(("workload", "message"), WAITS.values(), ids=WAITS)
+def test_a_waiting_job_says_what_kueue_waits_for(workload, message):
+    found = in_queue(workload)
+    assert found.state is CloudState.PENDING and found.message.startswith(message)
+
+
+def test_one_deleted_pod_is_named():
+    found = observe([pod(0), pod(1), pod(3)], slots(pods=UIDS))
+    assert (found.state, found.lost_hosts) == (CloudState.UP, (2,))
+    assert found.message == "host 2: pod j1-order-1-slice-0-2 deleted"
+
+
+def test_a_jobset_that_is_being_deleted_is_named():
+    assert observe(manifest=jobset(deleted=True)).message == "JobSet j1-order-1 is being deleted"

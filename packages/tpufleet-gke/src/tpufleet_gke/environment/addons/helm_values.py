@@ -5,6 +5,7 @@ from __future__ import annotations
 import yaml
 
 from tpufleet import __version__
+from tpufleet.model.values import encoding
 from tpufleet_gke.environment.addons.team_manifests import HEADER
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.config.sections import Environment
@@ -17,9 +18,8 @@ def text(environment: Environment) -> str:
         "image": names.server_image(environment, __version__),
         "bucket": server_bucket(environment),
         "zones": list(environment.zones),
-        "queue": next(iter(environment.teams.values())).queue,
         "serviceAccounts": _accounts(environment),
-        "settings": _slice_settings(environment),
+        "settings": _server_settings(environment),
         "replicas": {"server": environment.server.replicas},
     }
     return HEADER + yaml.safe_dump(values, sort_keys=False)
@@ -33,7 +33,7 @@ def settings_env(environment: Environment) -> str:
         "TPUFLEET_GKE_IMAGE": names.server_image(environment, __version__),
         "TPUFLEET_GKE_ZONES": ",".join(environment.zones),
         "TPUFLEET_BUCKET": server_bucket(environment),
-        **_slice_settings(environment),
+        **_server_settings(environment),
         **{f"{name.upper()}_ACCOUNT": email for name, email in accounts.items()},
     }
     return HEADER + "".join(f"{name}={value}\n" for name, value in settings.items())
@@ -46,20 +46,33 @@ def server_bucket(environment: Environment) -> str:
     return f"gs://{bucket}/tpufleet"
 
 
-def _slice_settings(environment: Environment) -> dict[str, str]:
-    """Settings of the server that follow from the slices; none for plain ones."""
+def _server_settings(environment: Environment) -> dict[str, str]:
+    """Settings of the server that follow from slices and teams."""
     pools = environment.tpu_pools.values()
     aware = dict.fromkeys(pool.type for pool in pools if pool.topology_aware)
     reserved = {pool.type: pool.reservation for pool in pools if pool.reservation}
     settings = {
+        "TPUFLEET_GKE_TEAMS": encoding.to_json(_teams(environment)).decode(),
         "TPUFLEET_GKE_TOPOLOGY_AWARE": ",".join(aware),
         "TPUFLEET_GKE_RESERVATIONS": ",".join(f"{kind}={name}" for kind, name in reserved.items()),
     }
     return {name: value for name, value in settings.items() if value}
 
 
+def _teams(environment: Environment) -> dict[str, dict[str, object]]:
+    return {
+        name: {
+            "namespace": names.team_namespace(name, team),
+            "queue": team.queue,
+            "service_account": team.service_account,
+            **({"users": list(team.users)} if team.users else {}),
+        }
+        for name, team in environment.teams.items()
+    }
+
+
 def _accounts(environment: Environment) -> dict[str, str]:
     return {
         part: names.account_email(environment, names.account(environment, part))
-        for part in ("server", "provisioner", "bridge")
+        for part in names.ACCOUNTS
     }

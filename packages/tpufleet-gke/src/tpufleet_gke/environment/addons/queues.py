@@ -38,6 +38,7 @@ class Flavor:
     capacity: str
     slices: int
     topology_aware: bool = False
+    queued: bool = False  # its node pools have queued provisioning; those of the provisioner do not
 
     @property
     def name(self) -> str:
@@ -59,7 +60,7 @@ def manifests(environment: Environment) -> list[Json]:
     found = flavors(environment)
     if not found:
         return list(kueue.priority_classes())
-    flexible = any(flavor.capacity == "flex-start" for flavor in found)
+    flexible = any(flavor.queued for flavor in found)
     shares = quota_shares(environment)
     return [
         *kueue.priority_classes(),
@@ -84,11 +85,14 @@ def flavors(environment: Environment) -> list[Flavor]:
     """On demand and reserved first: Kueue tries flavors in their order."""
     slices: dict[tuple[str, str], int] = {}
     aware: set[tuple[str, str]] = set()
+    queued: set[tuple[str, str]] = set()
     for pool in environment.tpu_pools.values():
         key = capacity.flavor_key(pool)
         slices[key] = slices.get(key, 0) + pool.slices
         if pool.topology_aware:
             aware.add(key)
+        if pool.capacity == "flex-start" and pool.managed_by == "terraform":
+            queued.add(key)
     order = ("on-demand", "spot", "flex-start")
     return [
         Flavor(
@@ -96,6 +100,7 @@ def flavors(environment: Environment) -> list[Flavor]:
             capacity=found,
             slices=count,
             topology_aware=(kind, found) in aware,
+            queued=(kind, found) in queued,
         )
         for (kind, found), count in sorted(
             slices.items(), key=lambda item: (order.index(item[0][1]), item[0][0])
@@ -168,7 +173,7 @@ def _cluster_queue(
             }
         ],
     }
-    flexible = [flavor.name for flavor in found if flavor.capacity == "flex-start"]
+    flexible = [flavor.name for flavor in found if flavor.queued]
     if flexible:
         rule = {"name": ADMISSION_CHECK, "onFlavors": flexible}
         spec["admissionChecksStrategy"] = {"admissionChecks": [rule]}

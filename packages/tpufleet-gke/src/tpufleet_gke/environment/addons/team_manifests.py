@@ -1,53 +1,48 @@
-"""Namespaces and service accounts of teams, and what `tpu cluster render` writes. Pure."""
+"""Where the jobs of teams run, and what `tpu cluster render` writes. Pure but for shipped files."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+import tpufleet
 from tpufleet_gke.environment.addons import queues
 from tpufleet_gke.environment.config import names
-from tpufleet_gke.environment.config.sections import Environment
+from tpufleet_gke.environment.config.sections import Environment, Team
 
 Json = dict[str, Any]
 
 HEADER = "# Generated from cluster.yaml by `tpu cluster`; edit that file instead.\n"
+SHIPPED = Path(tpufleet.__file__).parent / "deploy"
 
 
 def teams(environment: Environment) -> list[Json]:
-    found: list[Json] = []
-    for name, team in environment.teams.items():
-        namespace = names.team_namespace(name, team)
+    """The shipped namespace of jobs with its account, role and network policy, for each team."""
+    shipped = (SHIPPED / "k8s/queues/jobs.yaml").read_text()
+    return [
+        _of_team(environment, name, team, manifest)
+        for name, team in environment.teams.items()
+        for manifest in yaml.safe_load_all(shipped)
+    ]
+
+
+def _of_team(environment: Environment, name: str, team: Team, manifest: Json) -> Json:
+    namespace, metadata = names.team_namespace(name, team), manifest["metadata"]
+    if manifest["kind"] == "Namespace":
+        labels = {**metadata["labels"], "tpufleet.dev/team": name}
+        return {**manifest, "metadata": {"name": namespace, "labels": labels}}
+    metadata = {**metadata, "namespace": namespace}
+    if manifest["kind"] == "ServiceAccount":
         email = names.account_email(environment, names.team_service_account(environment, name))
-        found += [
-            {
-                "apiVersion": "v1",
-                "kind": "Namespace",
-                "metadata": {
-                    "name": namespace,
-                    "labels": {
-                        "pod-security.kubernetes.io/enforce": "restricted",
-                        "tpufleet.dev/jobs": "true",
-                        "tpufleet.dev/team": name,
-                    },
-                },
-            },
-            {
-                "apiVersion": "v1",
-                "kind": "ServiceAccount",
-                "metadata": {
-                    "name": team.service_account,
-                    "namespace": namespace,
-                    "annotations": {"iam.gke.io/gcp-service-account": email},
-                },
-            },
-        ]
-    return found
+        annotations = {"iam.gke.io/gcp-service-account": email}
+        metadata |= {"name": team.service_account, "annotations": annotations}
+    return {**manifest, "metadata": metadata}
 
 
 def files(environment: Environment) -> dict[str, str]:
-    """A kustomization of the team's namespaces and queues."""
+    """A kustomization of the teams' namespaces and queues."""
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",

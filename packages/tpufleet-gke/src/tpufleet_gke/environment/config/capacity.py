@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from tpufleet.model.tpu import machine_types, type_lookup
+from tpufleet.model.tpu import machine_types, tpu_zones, type_lookup
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet_gke.environment.config.sections import Environment, TpuPool
 
@@ -21,6 +21,21 @@ RESERVED_ADDRESSES = 4  # of a subnetwork's primary range
 
 def shape(pool: TpuPool) -> Accelerator:
     return type_lookup.find(pool.type)
+
+
+def zone(environment: Environment, pool: TpuPool) -> str:
+    """Of its nodes, where Terraform creates them."""
+    offered = tpu_zones.zones_of(shape(pool).name)
+    fitting = [each for each in environment.zones if each in offered]
+    return pool.zone or (fitting or environment.zones)[0]
+
+
+def node_pool_names(name: str, pool: TpuPool) -> list[str]:
+    """Those that Terraform creates. A multi-host slice is one node pool; single-host slices share
+    one."""
+    if pool.managed_by != "terraform" or shape(pool).hosts == 1:
+        return [name]
+    return [f"{name}-{index}" for index in range(pool.slices)]
 
 
 def disk_type(pool: TpuPool) -> str:
@@ -47,7 +62,8 @@ def pod_addresses(environment: Environment) -> int:
 
 
 def pods_range(environment: Environment) -> str:
-    """The configured range, or one with room for twice what the pools need."""
+    """The configured range, or one with room for twice what the pools need. Of a new network: that
+    of a live one stays as it was made."""
     return environment.network.pods or smallest_range(2 * pod_addresses(environment))
 
 

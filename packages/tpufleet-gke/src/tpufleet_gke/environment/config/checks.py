@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tpufleet.model.tpu import machine_types, tpu_zones, type_lookup
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.schema import Problem, suggest
 from tpufleet_gke.environment.config import capacity, names
-from tpufleet_gke.environment.config.sections import CpuPool, Environment
+from tpufleet_gke.environment.config.sections import AddOns, CpuPool, Environment
 
 CONTROL_PLANE_PREFIX = 28
+OLDEST_KUEUE = (0, 15)  # of the API of the queues
+SYSTEM_NAMESPACE = re.compile(r"(kube|gke|gmp)-.*|default|cert-manager|.*-system")
 MOST_NAMED = 4  # zones in a warning
 
 
@@ -21,12 +24,17 @@ def check(environment: Environment) -> Iterator[Problem]:
     yield from _pools(environment)
     if environment.network.existing is None:
         yield from _ranges(environment)
+    kueue = environment.addons.kueue
+    if tuple(map(int, re.findall(r"[0-9]+", kueue)[:2])) < OLDEST_KUEUE:
+        yield ("addons.kueue", f"{kueue} has no API v1beta2; write {AddOns().kueue}")
     yield from _teams(environment)
     yield from _buckets(environment)
 
 
 def _zones(environment: Environment) -> Iterator[Problem]:
     region = environment.region
+    if not environment.zones:
+        yield ("zones", f"empty; for example [{region}-a]")
     for index, zone in enumerate(environment.zones):
         if zone.rpartition("-")[0] != region:
             letter = zone.rpartition("-")[2]
@@ -63,6 +71,11 @@ def _pools(environment: Environment) -> Iterator[Problem]:
         if pool.min_nodes > pool.max_nodes:
             problem = f"{pool.min_nodes} is above max_nodes; write {pool.max_nodes}"
             yield (f"{path}.min_nodes", problem)
+        if not machine_types.may_exist(pool.machine_type):
+            yield (
+                f"{path}.machine_type",
+                f"Compute Engine has no {pool.machine_type}; for example n2-standard-8",
+            )
     for name, tpu in environment.tpu_pools.items():
         path = f"tpu_pools.{name}"
         if capacity.shape(tpu).gke_accelerator is None:
@@ -104,14 +117,26 @@ def _pools(environment: Environment) -> Iterator[Problem]:
                 f"{path}.topology_aware", f"tpu_pools.{others[0]} has the same type and capacity; "
                 "write it in both or in none",
             )  # fmt: skip
-    used = Counter([*environment.cpu_pools, *environment.gpu_pools, *environment.tpu_pools])
-    for name, count in used.items():
-        if count > 1:
-            yield ("node pools", f"{name} names {count} pools; rename one")
+    named: dict[str, str] = {}
+    for path, node_pool in _node_pools(environment):
+        if node_pool in named:
+            yield (path, f"{named[node_pool]} has a node pool {node_pool} too; rename one")
+        named.setdefault(node_pool, path)
+
+
+def _node_pools(environment: Environment) -> Iterator[tuple[str, str]]:
+    """Their names in GKE, by path."""
+    for path, _ in _plain_pools(environment):
+        yield path, path.partition(".")[2]
+    for name, pool in environment.tpu_pools.items():
+        for node_pool in capacity.node_pool_names(name, pool):
+            yield f"tpu_pools.{name}", node_pool
 
 
 def _ranges(environment: Environment) -> Iterator[Problem]:
     network = environment.network
+    if network.private_endpoint and not network.private_nodes:
+        yield ("network.private_endpoint", "goes with private_nodes: true; write false")
     ranges = {
         "network.nodes": network.nodes,
         "network.pods": capacity.pods_range(environment),
@@ -146,6 +171,30 @@ def _ranges(environment: Environment) -> Iterator[Problem]:
         )
 
 
+def live_range_problems(environment: Environment, live: Mapping[str, str]) -> Iterator[Problem]:
+    """What a subnetwork with these ranges cannot become. `live` is by field of `network`."""
+    network = environment.network
+    wanted = {"nodes": network.nodes, "pods": network.pods, "services": network.services}
+    for name, now in live.items():
+        before = ipaddress.IPv4Network(now)
+        after = ipaddress.IPv4Network(wanted.get(name) or now)
+        grows = name == "nodes" and before.subnet_of(after)
+        if after != before and not grows:
+            hint = ", or leave it out" if name == "pods" else ""
+            problem = f"is {now} in the cloud, and a range in use cannot become {after}"
+            yield (f"network.{name}", f"{problem}; write {now}{hint}")
+    room, needed = (
+        ipaddress.IPv4Network(live["pods"]).num_addresses,
+        capacity.pod_addresses(environment),
+    )
+    if needed > room:
+        yield (
+            "tpu_pools",
+            f"need {needed} addresses for pods, the live range {live['pods']} has {room}; write "
+            "fewer slices here, and others in the cluster.yaml of another cluster",
+        )
+
+
 def _teams(environment: Environment) -> Iterator[Problem]:
     slices = capacity.slices_by_type(environment)
     if not environment.teams:
@@ -168,6 +217,11 @@ def _teams(environment: Environment) -> Iterator[Problem]:
                     f"{slices[kind]}; write {max(0, count - promised[kind] + slices[kind])}",
                 )
         namespace = names.team_namespace(name, team)
+        if SYSTEM_NAMESPACE.fullmatch(namespace):
+            yield (
+                f"teams.{name}.namespace", f"{namespace} is a system namespace; for example "
+                f"{name}-jobs",
+            )  # fmt: skip
         if namespace in namespaces:
             yield (
                 f"teams.{name}.namespace", f"{namespace} is team {namespaces[namespace]}'s; "

@@ -47,6 +47,7 @@ SERVICES = (
 AUTOMATION_ROLES = (
     "roles/artifactregistry.admin",
     "roles/compute.networkAdmin",
+    "roles/compute.securityAdmin",
     "roles/container.admin",
     "roles/iam.roleAdmin",
     "roles/iam.serviceAccountAdmin",
@@ -223,7 +224,7 @@ class TpuPool(Section, frozen=True, kw_only=True):
             "With `terraform`: Kueue admits a job only when whole slices are free, and places it."
         ),
     ] = False
-    zone: Annotated[Zone, about("Zone.", default="the first of zones")] = ""
+    zone: Annotated[Zone, about("Zone.", default="the first of zones that has the type")] = ""
     disk_type: Annotated[
         DiskType | None,
         about("Boot disk type.", default="hyperdisk-balanced for v6e and tpu7x, else pd-balanced"),
@@ -275,6 +276,9 @@ class Team(Section, frozen=True, kw_only=True):
     service_account: Annotated[Name, about("Kubernetes service account of its jobs.")] = (
         "tpu-worker"
     )
+    users: Annotated[
+        tuple[Text, ...], about("Users of the server whose jobs are the team's.", default="all")
+    ] = ()
     roles: Annotated[
         tuple[IamRole, ...], about("Roles of its jobs on the project, besides its buckets.")
     ] = ("roles/logging.logWriter",)
@@ -293,7 +297,7 @@ class Server(Section, frozen=True, kw_only=True):
         about("Image of server, provisioner and jobs, with its tag.", default="in the registry"),
     ] = ""
     replicas: Annotated[int, Meta(ge=1, le=10), about("Replicas of the server.")] = 2
-    namespace: Annotated[Name, about("Namespace of the server.")] = "tpufleet-system"
+    firestore_bridge: Annotated[bool, about("Service account of the Firestore bridge.")] = False
 
 
 class AddOns(Section, frozen=True, kw_only=True):
@@ -308,7 +312,7 @@ class Budget(Section, frozen=True, kw_only=True):
     """Alerts by e-mail to billing administrators; nothing is stopped."""
 
     billing_account: Annotated[Text, about("Billing account.", example="012345-567890-ABCDEF")]
-    monthly_usd: Annotated[float, Meta(ge=0), about("Budget per month.", example="20000")]
+    monthly_usd: Annotated[int, Meta(ge=1), about("Budget per month.", example="20000")]
     alert_percent: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=200)], ...], about("Alert at these percentages.")
     ] = (50, 90, 100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.config.sections import SERVICES, Environment
+from tpufleet_gke.environment.terraform import node_pools
 from tpufleet_gke.environment.terraform.hcl import (
     Block,
     Expression,
@@ -16,6 +17,7 @@ from tpufleet_gke.environment.terraform.hcl import (
 
 OWN_APIS = ("cloudresourcemanager", "iam", "serviceusage")
 BUCKET_ROLE = "roles/storage.objectAdmin"
+BUDGET_ROLE = "roles/billing.costsManager"  # on the billing account, whose administrator grants it
 
 
 def services(environment: Environment) -> list[str]:
@@ -24,6 +26,8 @@ def services(environment: Environment) -> list[str]:
         needed.append("aiplatform.googleapis.com")
     if environment.budget is not None:
         needed.append("billingbudgets.googleapis.com")
+    if environment.server.firestore_bridge:
+        needed.append("firestore.googleapis.com")
     return sorted(set(needed))
 
 
@@ -31,6 +35,8 @@ def automation_roles(environment: Environment) -> list[str]:
     roles = {*environment.automation.roles}
     if environment.tensorboard is not None:
         roles.add("roles/aiplatform.user")
+    if any(node_pools.has_workload_policy(pool) for pool in environment.tpu_pools.values()):
+        roles.add("roles/compute.instanceAdmin.v1")
     return sorted(roles)
 
 
@@ -94,6 +100,13 @@ def _service_account(environment: Environment) -> list[Block]:
         environment.project, "automation", member, automation_roles(environment),
         depends_on=_apis(environment),
     )  # fmt: skip
+    if environment.budget is not None:
+        blocks.append(
+            resource(
+                "google_billing_account_iam_member", "automation", role=BUDGET_ROLE,
+                billing_account_id=environment.budget.billing_account, member=member,
+            )
+        )  # fmt: skip
     bucket: object = names.automation_bucket(environment)
     if environment.automation.create_bucket:
         bucket = reference("google_storage_bucket", "automation", "name")

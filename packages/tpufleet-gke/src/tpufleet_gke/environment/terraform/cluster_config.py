@@ -16,12 +16,11 @@ PROVISIONER_NAMESPACE = "tpu-provisioner-system"
 PROVISIONER_KSA = "tpu-provisioner-controller-manager"
 SERVER_KSA = "tpufleet"
 BRIDGE_KSA = "tpufleet-bridge"
-# What the provisioner calls, and nothing else.
+# What the provisioner calls, and nothing else. Those of a cluster are those of its node pools.
 PROVISIONER_PERMISSIONS = (
     "compute.resourcePolicies.create", "compute.resourcePolicies.get",
-    "container.clusters.get", "container.clusters.update", "container.nodePools.create",
-    "container.nodePools.delete", "container.nodePools.get", "container.nodePools.list",
-    "container.nodePools.update", "container.operations.get", "container.operations.list",
+    "compute.resourcePolicies.list", "container.clusters.get", "container.clusters.update",
+    "container.operations.get", "container.operations.list",
 )  # fmt: skip
 
 
@@ -69,13 +68,15 @@ def _teams(environment: Environment) -> list[Block]:
 def _server(environment: Environment) -> list[Block]:
     blocks = _account(
         environment, "server", names.account(environment, "server"), "tpufleet server",
-        environment.server.namespace, SERVER_KSA,
+        names.SERVER_NAMESPACE, SERVER_KSA,
     )  # fmt: skip
     for bucket in environment.buckets:
         blocks += _bucket_access(environment, "server", bucket)
+    if not environment.server.firestore_bridge:
+        return blocks
     blocks += _account(
         environment, "bridge", names.account(environment, "bridge"), "Firestore bridge",
-        environment.server.namespace, BRIDGE_KSA,
+        names.SERVER_NAMESPACE, BRIDGE_KSA,
     )  # fmt: skip
     roles = ["roles/datastore.user"]
     return [*blocks, *project_roles(environment.project, "bridge", _member("bridge"), roles)]

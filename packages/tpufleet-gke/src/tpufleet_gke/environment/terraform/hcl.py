@@ -74,7 +74,8 @@ def reference(kind: str, name: str, attribute: str) -> Expression:
 
 
 def identifier(name: str) -> str:
-    return re.sub(r"[^a-z0-9_]+", "_", name.lower())
+    """Two names have two labels: a dash stays."""
+    return re.sub(r"[^a-z0-9_-]+", "_", name.lower())
 
 
 def write(blocks: Sequence[Block], header: str = "") -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from tpufleet_gke.environment.config import capacity
+from tpufleet_gke.environment.config import capacity, names
 from tpufleet_gke.environment.config.sections import Environment
-from tpufleet_gke.environment.terraform.hcl import Block, Nested, reference, resource
+from tpufleet_gke.environment.terraform.hcl import Block, Expression, Nested, reference, resource
+
+# Of pods that the API server calls: our webhook, the API of Kueue, webhooks of JobSet and Kueue.
+WEBHOOK_PORTS = (5000, 8082, 9443)
 
 
 def network_id(environment: Environment) -> object:
@@ -26,6 +29,9 @@ def subnetwork_id(environment: Environment) -> object:
 def resources(environment: Environment) -> list[Block]:
     settings = environment.network
     blocks = [] if settings.existing else _vpc(environment)
+    # The firewall of a Shared VPC is the host project's.
+    if settings.private_nodes and not (settings.existing and settings.existing.host_project):
+        blocks.append(_webhooks(environment))
     if settings.nat and settings.private_nodes and settings.existing is None:
         blocks += _nat(environment)
     return blocks
@@ -48,8 +54,22 @@ def _vpc(environment: Environment) -> list[Block]:
                 Nested(range_name="pods", ip_cidr_range=capacity.pods_range(environment)),
                 Nested(range_name="services", ip_cidr_range=settings.services),
             ],
+            # A range in use cannot change. It was sized with a reserve, for pools that grow;
+            # `live_ranges.problems` refuses what does not fit.
+            lifecycle=Nested(ignore_changes=[Expression("secondary_ip_range")]),
         ),
     ]  # fmt: skip
+
+
+def _webhooks(environment: Environment) -> Block:
+    name = f"{names.cluster(environment)}-webhooks"
+    return resource(
+        "google_compute_firewall", "webhooks",
+        comment="The control plane of a private cluster reaches nodes on 443 and 10250 otherwise.",
+        project=environment.project, name=name, network=network_id(environment),
+        direction="INGRESS", source_ranges=[environment.network.control_plane],
+        allow=Nested(protocol="tcp", ports=[str(port) for port in WEBHOOK_PORTS]),
+    )  # fmt: skip
 
 
 def _nat(environment: Environment) -> list[Block]:

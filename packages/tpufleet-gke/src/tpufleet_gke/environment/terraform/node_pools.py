@@ -46,14 +46,21 @@ def tpu_pools(environment: Environment) -> list[Block]:
     blocks: list[Block] = []
     for name, pool in static.items():
         kind = capacity.shape(pool)
-        if kind.generation == WORKLOAD_POLICY_GENERATION and kind.hosts > 1:
+        if has_workload_policy(pool):
             policies.setdefault(kind.topology, _workload_policy(environment, kind))
         if kind.hosts == 1:
             blocks.append(_tpu_pool(environment, name, pool, nodes=pool.slices))
             continue
-        for index in range(pool.slices):
-            blocks.append(_tpu_pool(environment, f"{name}-{index}", pool, nodes=kind.hosts))
+        for each in capacity.node_pool_names(name, pool):
+            blocks.append(_tpu_pool(environment, each, pool, nodes=kind.hosts))
     return [*policies.values(), *blocks]
+
+
+def has_workload_policy(pool: TpuPool) -> bool:
+    """That Terraform creates."""
+    kind = capacity.shape(pool)
+    several = kind.generation == WORKLOAD_POLICY_GENERATION and kind.hosts > 1
+    return several and pool.managed_by == "terraform"
 
 
 def _plain_pool(environment: Environment, name: str, pool: CpuPool, **extra: Any) -> Block:
@@ -80,7 +87,7 @@ def _tpu_pool(environment: Environment, name: str, pool: TpuPool, nodes: int) ->
     flexible = pool.capacity == "flex-start"
     scaled = pool.autoscaling or flexible
     body: dict[str, Any] = {
-        "node_locations": [pool.zone or environment.zones[0]],
+        "node_locations": [capacity.zone(environment, pool)],
         "max_pods_per_node": capacity.PODS_PER_TPU_NODE,
         # GKE replaces flex-start nodes instead of repairing them.
         "management": Nested(

@@ -25,6 +25,8 @@ NOUNS = {
     "google_project_iam_custom_role": "custom role",
     "google_project_iam_member": "project role",
     "google_project_service": "API",
+    "google_compute_firewall": "firewall rule",
+    "google_billing_account_iam_member": "billing role",
     "google_service_account": "service account",
     "google_service_account_iam_member": "service account role",
     "google_storage_bucket": "bucket",
@@ -70,6 +72,17 @@ def drift(stage: str, plan: Mapping[str, Any]) -> list[Change]:
     return changes(stage, {"resource_changes": plan.get("resource_drift", [])})
 
 
+def subnet_ranges(plan: Mapping[str, Any]) -> Mapping[str, str]:
+    """Of the subnetwork as it is now, by their fields in cluster.yaml; empty before it exists."""
+    for entry in plan.get("resource_changes", []):
+        before = entry["change"].get("before")
+        if entry["type"] == "google_compute_subnetwork" and before:
+            secondary = before.get("secondary_ip_range") or []
+            found = {item["range_name"]: item["ip_cidr_range"] for item in secondary}
+            return {"nodes": before["ip_cidr_range"], **found}
+    return {}
+
+
 def sentences(found: Sequence[Change]) -> list[tuple[str, float | None]]:
     """One line for each change and its cost; APIs and roles, of which there are many, in one."""
     lines: list[tuple[str, float | None]] = []
@@ -107,7 +120,8 @@ def _change(stage: str, entry: Mapping[str, Any]) -> Change | None:
         name=_name(kind, after or before) or entry["name"],
         details=_differences(before, after) if action in (Action.UPDATE, Action.REPLACE) else (),
         usd=_difference_usd(kind, before, after),
-        protected=action is Action.DELETE and bool(before.get("deletion_protection")),
+        protected=action in (Action.DELETE, Action.REPLACE)
+        and bool(before.get("deletion_protection")),
     )
 
 

@@ -67,6 +67,7 @@ class StagePlan:
     stage: StageName
     changes: Sequence[Change]
     drift: Sequence[Change]
+    subnet_ranges: Mapping[str, str] = field(default_factory=dict)  # as they are now
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +86,7 @@ class StageRunner:
             stage=stage,
             changes=plan_summary.changes(stage, shown),
             drift=plan_summary.drift(stage, shown),
+            subnet_ranges=plan_summary.subnet_ranges(shown),
         )
 
     def apply(self, plan: StagePlan, progress: Progress) -> None:

@@ -62,7 +62,7 @@ def _budget(environment: Environment, budget: Budget) -> Block:
         "google_billing_budget", "budget", billing_account=budget.billing_account,
         display_name=f"{environment.name}: {environment.project}",
         amount=Nested(
-            specified_amount=Nested(currency_code="USD", units=str(int(budget.monthly_usd)))
+            specified_amount=Nested(currency_code="USD", units=str(budget.monthly_usd))
         ),
         budget_filter=Nested(projects=[f"projects/{environment.project}"]),
         threshold_rules=[

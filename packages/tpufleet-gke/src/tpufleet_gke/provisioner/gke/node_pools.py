@@ -38,7 +38,7 @@ CALL_TIMEOUT = 30.0  # seconds
 _RELEASE_CHANNEL = re.compile(r"auto_upgrade .*cannot be false when release_channel", re.IGNORECASE)
 GRANT = (
     "grant the provisioner container.clusters.get, container.clusters.update, "
-    "container.nodePools.* and container.operations.* on the project"
+    "container.operations.get and container.operations.list on the project"
 )
 
 

@@ -77,6 +77,10 @@ class PodSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     cpu: Annotated[Quantity | None, about("CPUs of one host.")] = None
     memory: Annotated[Quantity | None, about("Memory of one host.")] = None
+    team: Annotated[
+        ObjectName | None,
+        about("Team whose namespace, queue and service account its pods have."),
+    ] = None
     service_account: Annotated[ObjectName | None, about("Kubernetes service account.")] = None
     volumes: Annotated[
         dict[_MountPath, VolumeSource],

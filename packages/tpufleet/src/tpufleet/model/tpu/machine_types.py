@@ -42,6 +42,29 @@ _EVICTION_THRESHOLD = 100 / 1024  # GiB
 _HYPERDISK_MACHINES = ("ct6e-", "tpu7x-")
 
 
+# CPUs of the shapes `standard`, `highmem` and `highcpu` (some lack the largest), from
+# https://cloud.google.com/compute/docs/general-purpose-machines
+_SIZES = {
+    "e2": (2, 4, 8, 16, 32),
+    "n1": (1, 2, 4, 8, 16, 32, 64, 96),
+    "n2": (2, 4, 8, 16, 32, 48, 64, 80, 96, 128),
+    "n2d": (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 224),
+    "g2": (4, 8, 12, 16, 24, 32, 48, 96),
+    "t2d": (1, 2, 4, 8, 16, 32, 48, 60),
+}
+
+
+def may_exist(machine: str) -> bool:
+    """False for what the families above lack; others are not known here."""
+    family, shape, *size = machine.split("-")
+    if family not in _SIZES or shape in ("custom", "micro", "small", "medium"):
+        return True
+    shapes = ("standard", "highmem", "highcpu")
+    return shape in shapes and [int(each) for each in size if each.isdigit()] in [
+        [known] for known in _SIZES[family]
+    ]
+
+
 def default_disk_type(machine: str) -> str:
     return "hyperdisk-balanced" if machine.startswith(_HYPERDISK_MACHINES) else "pd-balanced"
 

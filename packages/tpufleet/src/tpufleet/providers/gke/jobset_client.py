@@ -60,7 +60,8 @@ class JobSetClient:
         labels = {keys.FLEET: fleet}
         # Workloads carry Kueue's labels only.
         self._labels = {JOBSET: labels, POD: labels, WORKLOAD: None}
-        self._caches: dict[ResourceKind, WatchCache] = {}  # empty: list from the server each time
+        # By kind and namespace; empty: list from the server each time.
+        self._caches: dict[tuple[ResourceKind, str], WatchCache] = {}
         self._wakeup, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -73,15 +74,12 @@ class JobSetClient:
             return
         self._wakeup, self._closing = threading.Event(), threading.Event()
         caches = {
-            kind: WatchCache(
-                self._connection,
-                kind,
-                self._wakeup.set,
-                namespace=self._settings.namespace,
-                labels=labels,
+            (kind, namespace): WatchCache(
+                self._connection, kind, self._wakeup.set, namespace=namespace, labels=labels
             )
             for kind, labels in self._labels.items()
-            if kind is not WORKLOAD or self._settings.queue
+            if kind is not WORKLOAD or self._settings.has_queues
+            for namespace in self._settings.namespaces
         }
         for cache in caches.values():
             cache.start()
@@ -142,19 +140,24 @@ class JobSetClient:
         return snapshot if snapshot.from_server else self.list_from_server()
 
     def pods_of(self, jobset: Json, slice_id: SliceId) -> list[Json]:
-        index, name = slice_slots.slots_of(jobset).index_of(slice_id), jobset["metadata"]["name"]
+        index, owner = slice_slots.slots_of(jobset).index_of(slice_id), _address(jobset)
         return [
             pod for pod in self._read(POD, from_server=True)
-            if _jobset_of(pod) == name and states.slot_index(pod) == index
+            if _jobset_of(pod) == owner and states.slot_index(pod) == index
         ]  # fmt: skip
 
-    def workloads(self) -> dict[str, Json]:
-        """By the UID of their JobSet. Only used for messages, so the watch cache is good enough."""
-        if not self._settings.queue:
+    def workloads(self, *, from_server: bool = False) -> dict[str, Json]:
+        """By the UID of their JobSet. Only used for messages."""
+        if not self._settings.has_queues:
             return {}
+        jobs = {
+            one["metadata"]["uid"]: one["metadata"]["annotations"].get(keys.JOB, "")
+            or one["metadata"]["name"]
+            for one in self._with_slots(self._read(JOBSET, from_server=False))
+        }
         return {
-            owner["uid"]: workload
-            for workload in self._read(WORKLOAD, from_server=False)
+            owner["uid"]: states.with_preemptor(workload, jobs)
+            for workload in self._read(WORKLOAD, from_server=from_server)
             for owner in workload["metadata"].get("ownerReferences") or ()
         }
 
@@ -165,9 +168,13 @@ class JobSetClient:
         """By the UID of the pod; from the server."""
         fields = {"involvedObject.kind": "Pod", "type": "Warning"}
         try:
-            events, _ = self._connection.list(EVENT, self._settings.namespace, fields=fields)
+            events = [
+                event
+                for namespace in self._settings.namespaces
+                for event in self._connection.list(EVENT, namespace, fields=fields)[0]
+            ]
         except PermissionMissing as error:
-            log.warning("cannot see why node pools fail; apply deploy/k8s/base/fleet: %s", error)
+            log.warning("cannot see why node pools fail; apply deploy/k8s/queues: %s", error)
             return {}
         return capacity_events.latest_by_pod(events)
 
@@ -175,10 +182,10 @@ class JobSetClient:
         jobsets = self._with_slots(self._read(JOBSET, from_server=from_server))
         if not jobsets:
             return JobSetSnapshot(jobsets=(), from_server=from_server)
-        pods: dict[str, list[Json]] = {}
+        pods: dict[tuple[str, str], list[Json]] = {}
         for pod in self._read(POD, from_server=from_server):
             pods.setdefault(_jobset_of(pod), []).append(pod)
-        with_pods = tuple((one, tuple(pods.get(one["metadata"]["name"], ()))) for one in jobsets)
+        with_pods = tuple((one, tuple(pods.get(_address(one), ()))) for one in jobsets)
         return JobSetSnapshot(jobsets=with_pods, from_server=from_server)
 
     def _with_slots(self, jobsets: list[Json]) -> list[Json]:
@@ -189,31 +196,37 @@ class JobSetClient:
         ]
 
     def _read(self, kind: ResourceKind, *, from_server: bool) -> list[Json]:
-        cache = self._caches.get(kind)
-        if cache is not None:
-            return cache.list_from_server() if from_server else cache.read()
-        labels = self._labels[kind]
-        return self._connection.list(kind, self._settings.namespace, labels=labels)[0]
+        found: list[Json] = []
+        for namespace in self._settings.namespaces:
+            cache = self._caches.get((kind, namespace))
+            if cache is None:
+                labels = self._labels[kind]
+                found += self._connection.list(kind, namespace, labels=labels)[0]
+            else:
+                found += cache.list_from_server() if from_server else cache.read()
+        return found
 
     @contextmanager
-    def _writing(self, kind: ResourceKind) -> Iterator[None]:
+    def _writing(self, kind: ResourceKind, namespace: str) -> Iterator[None]:
         """Invalidates the cache also on errors: a write without a response may have succeeded."""
         try:
             yield
         finally:
-            if (cache := self._caches.get(kind)) is not None:
+            if (cache := self._caches.get((kind, namespace))) is not None:
                 cache.invalidate()
 
     # Creating and deleting.
 
     def create(self, order: Order) -> None:
         """The Secret first, because pods start at once. The JobSet owns it, so they go together."""
-        secret = manifests.secret(order, self._settings, slice_slots.initial_slots(order.slices))
+        jobset = manifests.jobset(order, self._settings)
+        namespace = jobset["metadata"]["namespace"]
+        secret = manifests.secret(order, namespace, slice_slots.initial_slots(order.slices))
         with suppress(Conflict):  # it exists already
             self._connection.create(SECRET, secret)
         try:
-            with self._writing(JOBSET):
-                created = self._connection.create(JOBSET, manifests.jobset(order, self._settings))
+            with self._writing(JOBSET, namespace):
+                created = self._connection.create(JOBSET, jobset)
         except Conflict as error:
             raise Conflict(
                 f"the JobSet of order {order.id} is still being deleted; retry later"
@@ -223,12 +236,11 @@ class JobSetClient:
             "name": created["metadata"]["name"], "uid": created["metadata"]["uid"],
         }  # fmt: skip
         change = {"metadata": {"ownerReferences": [owner]}}
-        name, namespace = secret["metadata"]["name"], secret["metadata"]["namespace"]
-        self._connection.patch(SECRET, name, change, namespace)
+        self._connection.patch(SECRET, secret["metadata"]["name"], change, namespace)
 
     def delete(self, jobset: Json) -> None:
         name, namespace = _address(jobset)
-        with self._writing(JOBSET):
+        with self._writing(JOBSET, namespace):
             self._connection.delete(JOBSET, name, namespace)
         self._connection.delete(SECRET, name, namespace)
 
@@ -236,17 +248,18 @@ class JobSetClient:
         """Delete all pods of a slot. JobSet recreates the Job at once, whereas the Job itself would
         replace its pods with a growing backoff."""
         name, namespace = _address(jobset)
-        with self._writing(POD):
+        with self._writing(POD, namespace):
             self._connection.delete(JOB, f"{name}-{keys.REPLICATED_JOB}-{index}", namespace)
 
     def delete_pod(self, pod: Json) -> None:
-        with self._writing(POD):
-            self._connection.delete(POD, *_address(pod))
+        name, namespace = _address(pod)
+        with self._writing(POD, namespace):
+            self._connection.delete(POD, name, namespace)
 
     def annotate_pod(self, pod: Json, annotations: dict[str, str]) -> None:
         name, namespace = _address(pod)
         change = {"metadata": {"annotations": annotations}}
-        with self._writing(POD):
+        with self._writing(POD, namespace):
             self._connection.patch(POD, name, change, namespace)
 
     # Tokens and slots.
@@ -296,7 +309,7 @@ class JobSetClient:
                 "resourceVersion": now["metadata"]["resourceVersion"],
             }
             try:
-                with self._writing(JOBSET):
+                with self._writing(JOBSET, namespace):
                     self._connection.patch(JOBSET, name, {"metadata": metadata}, namespace)
                 return True
             except NotFound:
@@ -329,8 +342,9 @@ def fits_order(jobset: Json, order: Order) -> bool:
     )
 
 
-def _jobset_of(pod: Json) -> str:
-    return str(pod["metadata"]["labels"].get(keys.JOBSET_NAME, ""))
+def _jobset_of(pod: Json) -> tuple[str, str]:
+    metadata = pod["metadata"]
+    return str(metadata["labels"].get(keys.JOBSET_NAME, "")), metadata["namespace"]
 
 
 def _address(resource: Json) -> tuple[str, str]:

@@ -59,7 +59,7 @@ def priority_class(priority: int) -> str:
     return next(name for lowest, name in PRIORITIES if priority >= lowest)
 
 
-def secret(order: Order, settings: GkeSettings, slots: SliceSlots) -> Json:
+def secret(order: Order, namespace: str, slots: SliceSlots) -> Json:
     """The bootstrap tokens by slot. Only pods of this order mount it."""
     tokens = {
         str(index): slot_entry(slot.slice_id, order.tokens[slot.slice_id])
@@ -69,7 +69,7 @@ def secret(order: Order, settings: GkeSettings, slots: SliceSlots) -> Json:
     return {
         "metadata": {
             "name": jobset_name(order),
-            "namespace": settings.namespace,
+            "namespace": namespace,
             "labels": {keys.FLEET: _label(order.fleet), "app": "tpu-worker"},
         },
         "type": "Opaque",
@@ -83,7 +83,7 @@ def slot_entry(slice_id: str, token: str) -> str:
 
 def jobset(order: Order, settings: GkeSettings) -> Json:
     accelerator = accelerator_of(order)
-    settings = pod_template.with_job_settings(settings, order.pod)
+    settings = pod_template.with_job_settings(settings, order)
     name = jobset_name(order)
     labels = _labels(order)
     queue_labels: dict[str, str] = {}

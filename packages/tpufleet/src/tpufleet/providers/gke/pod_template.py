@@ -11,7 +11,7 @@ from msgspec import structs
 from tpufleet.errors import BadRequest
 from tpufleet.model.fleet import compute_reservations
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.job.pod_settings import BUCKET, PodSettings, parse_toleration
+from tpufleet.model.job.pod_settings import BUCKET, parse_toleration
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys
@@ -31,8 +31,9 @@ GCS_FUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
 GCS_FUSE_ANNOTATION = "gke-gcsfuse/volumes"  # GKE adds the sidecar that mounts buckets
 
 
-def with_job_settings(settings: GkeSettings, pod: PodSettings) -> GkeSettings:
-    """What the job asks for, and for the rest the settings of the operator."""
+def with_job_settings(settings: GkeSettings, order: Order) -> GkeSettings:
+    """What the job asks for, and for the rest the settings of its team and the operator."""
+    settings, pod = _with_team(settings, order), order.pod
     account = pod.service_account
     if account and settings.service_accounts and account not in settings.service_accounts:
         allowed = ", ".join(settings.service_accounts)
@@ -46,6 +47,33 @@ def with_job_settings(settings: GkeSettings, pod: PodSettings) -> GkeSettings:
         memory=pod.memory or settings.memory,
         service_account=account or settings.service_account,
         volumes={**settings.volumes, **pod.volumes},
+    )
+
+
+def _with_team(settings: GkeSettings, order: Order) -> GkeSettings:
+    """The team that the job names, else the only one that its owner belongs to, else the only one
+    open to all. The slices of a pool have no owner."""
+    own = [name for name, team in settings.teams.items() if order.owner in team.users]
+    anyones = [name for name, team in settings.teams.items() if not team.users]
+    allowed = [*own, *anyones] if order.owner else list(settings.teams)
+    usual = own or allowed
+    chosen = order.pod.team or (usual[0] if len(usual) == 1 else None)
+    if chosen is None and not settings.teams:
+        return settings
+    if chosen not in allowed:
+        problem = (
+            f"{chosen} is not a team" if chosen else "more than one team" if allowed else "no team"
+        )
+        raise BadRequest(
+            f"pod.team: {problem} of {order.owner or 'this server'}; "
+            f"{'write one of ' + ', '.join(allowed) if allowed else 'ask an admin: gke.teams'}"
+        )
+    team = settings.teams[chosen]
+    return structs.replace(
+        settings,
+        namespace=team.namespace or chosen,
+        queue=team.queue,
+        service_account=team.service_account,
     )
 
 

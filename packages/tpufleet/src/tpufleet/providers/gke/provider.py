@@ -103,10 +103,11 @@ class GkeProvider:
         now = self._clock.now()
         recent = self._listed_recently(now)
         snapshot = self._jobsets.snapshot() if recent else self._jobsets.list_from_server()
-        if any(update.has_changes for update in _updates(snapshot, now)):
+        changed = any(update.has_changes for update in _updates(snapshot, now))
+        if changed:
             # Watches may lag: never report a change, least of all a loss, from them alone.
             snapshot = self._jobsets.confirmed(snapshot)
-        workloads = self._jobsets.workloads() if snapshot.jobsets else {}
+        workloads = self._jobsets.workloads(from_server=changed) if snapshot.jobsets else {}
         capacity_events = self._recent_capacity_events(snapshot, now)
         return [
             observed
@@ -163,7 +164,12 @@ class GkeProvider:
                 self._write_updates(self._jobsets.confirmed(snapshot))
 
     def _write_updates(self, snapshot: JobSetSnapshot) -> None:
-        for update in _updates(snapshot, self._clock.now()):
+        now = self._clock.now()
+        updates = _updates(snapshot, now)
+        if any(update.lost_slots for update in updates):
+            # The watch on Workloads may lag behind the one that told of the eviction.
+            updates = _updates(snapshot, now, self._jobsets.workloads(from_server=True))
+        for update in updates:
             self._write_update(update)
 
     def _write_update(self, update: SlotUpdate) -> None:
@@ -259,8 +265,14 @@ class GkeProvider:
             wake()
 
 
-def _updates(snapshot: JobSetSnapshot, now: datetime) -> list[SlotUpdate]:
-    return [slot_updates.compute_update(jobset, pods, now) for jobset, pods in snapshot.jobsets]
+def _updates(
+    snapshot: JobSetSnapshot, now: datetime, workloads: Mapping[str, Json] | None = None
+) -> list[SlotUpdate]:
+    by_jobset = workloads or {}
+    return [
+        slot_updates.compute_update(jobset, pods, now, by_jobset.get(jobset["metadata"]["uid"]))
+        for jobset, pods in snapshot.jobsets
+    ]
 
 
 def _assign(assigned: Mapping[int, SliceId], table: SliceSlots) -> SliceSlots:

@@ -33,6 +33,20 @@ _Path = Annotated[str, schema.text("absolute path", r"(/[A-Za-z0-9._-]+)+", exam
 _Reservation = Annotated[str, schema.custom("reservation", _parse_reservation)]
 
 
+_Account = Annotated[
+    str, schema.text("name", f"({OBJECT_NAME.pattern})?", example="trainer")
+]  # of Kubernetes; empty: `default` of the namespace
+
+
+class GkeTeam(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the jobs of a team run. `tpu cluster install` creates it."""
+
+    namespace: _Name = ""  # empty: the name of the team
+    queue: _Name = ""
+    service_account: _Account = ""
+    users: tuple[str, ...] = ()  # whose jobs may run here; empty: everybody's
+
+
 class GkeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The section `gke` of a config file."""
 
@@ -43,6 +57,7 @@ class GkeSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
         about("What pods run: tpufleet and JAX.", example="registry/name:tag"),
     ]
+    teams: dict[_Name, GkeTeam] = {}  # instead of namespace, queue and service_account
     namespace: _Name = "tpu-training"  # where jobs run
     zones: tuple[_Zone, ...] = ()  # that slices may be in
     queue: _Name = ""  # Kueue's LocalQueue; empty: without Kueue
@@ -60,11 +75,19 @@ class GkeSettings(msgspec.Struct, frozen=True, kw_only=True):
     volumes: dict[_Path, VolumeSource] = {}  # where in pods → its claim
     https_proxy: str = ""  # egress proxy of pods
     no_proxy: str = ""  # what they reach without it, comma-separated
-    service_account: Annotated[
-        str, schema.text("name", f"({OBJECT_NAME.pattern})?", example="trainer")
-    ] = ""  # of pods; empty: `default` of the namespace
+    service_account: _Account = ""  # of pods
     service_accounts: tuple[str, ...] = ()  # that jobs may name; empty: any
     kubeconfig: str = ""  # empty: the pod's own service account
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Where jobs run."""
+        found = dict.fromkeys(team.namespace or name for name, team in self.teams.items())
+        return tuple(found) or (self.namespace,)
+
+    @property
+    def has_queues(self) -> bool:
+        return any(team.queue for team in self.teams.values()) or bool(self.queue)
 
     def check(self) -> Iterator[tuple[str, str]]:
         if not self.zones:

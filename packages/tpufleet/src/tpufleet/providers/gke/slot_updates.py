@@ -31,10 +31,13 @@ class SlotUpdate(msgspec.Struct, frozen=True, kw_only=True):
         return self.has_changes or bool(self.leftover_pods)
 
 
-def compute_update(jobset: Json, pods: Sequence[Json], now: datetime) -> SlotUpdate:
+def compute_update(
+    jobset: Json, pods: Sequence[Json], now: datetime, workload: Json | None = None
+) -> SlotUpdate:
+    """`workload` tells why Kueue evicted it."""
     before = after = slice_slots.slots_of(jobset)
     lost: list[int] = []
-    observed = {one.id: one for one in states.observed_slices(jobset, pods, None, before, now)}
+    observed = {one.id: one for one in states.observed_slices(jobset, pods, workload, before, now)}
     for index, slot in enumerate(before.slots):
         if slot.slice_id is None or slot.loss_message:
             continue

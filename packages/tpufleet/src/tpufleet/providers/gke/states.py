@@ -5,6 +5,7 @@ Decided on typed fields of the Kubernetes API only; messages are for people.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -33,6 +34,9 @@ DISRUPTION_MESSAGES = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
     "TerminationByKubelet": "node shut down, or pod terminated by the kubelet",
 }
+
+
+_PREEMPTOR = re.compile(r"a workload \(UID: \S+, JobUID: (?P<uid>[^)]+)\)")
 
 
 class PodLossCause(StrEnum):
@@ -87,7 +91,9 @@ def observed_slices(
         if slot.slice_id is None:
             continue
         slot_pods = by_slot.get(index, [])
-        observation = _observe(jobset, slot_pods, workload, slot, hosts, now, capacity_events or {})
+        observation = _observe(
+            jobset, slot_pods, workload, slot, index, hosts, now, capacity_events or {}
+        )
         slices.append(
             CloudSlice(
                 id=SliceId(slot.slice_id),
@@ -163,12 +169,14 @@ def _observe(
     pods: Sequence[Json],
     workload: Json | None,
     slot: SliceSlot,
+    index: int,
     hosts: int,
     now: datetime,
     capacity_events: Mapping[str, CapacityEvent],
 ) -> _Observation:
     if jobset["metadata"].get("deletionTimestamp"):
-        return _Observation(CloudState.STOPPING, "released")
+        name = jobset["metadata"]["name"]
+        return _Observation(CloudState.STOPPING, f"JobSet {name} is being deleted")
     if slot.preempt_at is not None and slot.preempt_at <= now:
         return _Observation(CloudState.PREEMPTED, "preempted after its notice period")
     if slot.loss_message:
@@ -178,24 +186,34 @@ def _observe(
     if failed is not None:
         return _Observation(CloudState.FAILED, failed.get("message") or "the JobSet failed")
     if slot.pods:
-        return _observe_running(jobset, pods, workload, slot, hosts)
+        return _observe_running(jobset, pods, workload, slot, index, hosts)
     if jobset["spec"].get("suspend"):
         rejected = rejection_message(workload)
         if rejected:
             return _Observation(CloudState.REFUSED, rejected)
-        return _Observation(CloudState.PENDING, queue_message(workload))
+        return _Observation(CloudState.PENDING, queue_message(workload, jobset))
     return _observe_starting(pods, slot, hosts, capacity_events)
 
 
 def _observe_running(
-    jobset: Json, pods: Sequence[Json], workload: Json | None, slot: SliceSlot, hosts: int
+    jobset: Json,
+    pods: Sequence[Json],
+    workload: Json | None,
+    slot: SliceSlot,
+    index: int,
+    hosts: int,
 ) -> _Observation:
     if jobset["spec"].get("suspend"):
         return _Observation(CloudState.PREEMPTED, eviction_message(workload))
     dead = dead_hosts(current_pods(pods, slot), slot)
     if not dead:
         return _Observation(CloudState.UP)
-    loss = pod_loss(pods)
+    listed = ",".join(map(str, dead))
+    name = f"{jobset['metadata']['name']}-{keys.REPLICATED_JOB}-{index}"
+    deleted = (
+        f"pods {name}-{{{listed}}} deleted" if len(dead) > 1 else f"pod {name}-{listed} deleted"
+    )
+    loss = pod_loss(pods, deleted)
     if len(dead) == hosts:
         state = CloudState.PREEMPTED if loss.cause.preemption else CloudState.FAILED
         return _Observation(state, loss.message, loss=loss.reason)
@@ -235,8 +253,9 @@ def _observe_starting(
     return _Observation(CloudState.CREATING, f"{running} of {hosts} hosts running")
 
 
-def pod_loss(pods: Sequence[Json]) -> PodLoss:
-    """Why pods of a slice ended. An outside cause on any pod wins: the others follow from it."""
+def pod_loss(pods: Sequence[Json], deleted: str = "pods deleted") -> PodLoss:
+    """Why pods of a slice ended. An outside cause on any pod wins: the others follow from it.
+    `deleted`: the message where no trace of them is left."""
     for pod in pods:
         # Before the condition: on eviction the kubelet's condition has no details.
         if pod.get("status", {}).get("reason") == "Evicted":
@@ -252,7 +271,7 @@ def pod_loss(pods: Sequence[Json]) -> PodLoss:
         loss = _container_exit(pod)
         if loss is not None:
             return loss
-    return PodLoss(cause=PodLossCause.DELETED, message="pods deleted")
+    return PodLoss(cause=PodLossCause.DELETED, message=deleted)
 
 
 def _container_exit(pod: Json) -> PodLoss | None:
@@ -294,7 +313,15 @@ def _unschedulable(pod: Json) -> str:
     return f"no node fits the pod: {scheduled.get('message', 'unschedulable')}"
 
 
-def queue_message(workload: Json | None) -> str:
+def queue_message(workload: Json | None, jobset: Json) -> str:
+    if workload is None:
+        metadata = jobset["metadata"]
+        queue = f"{metadata['namespace']}/{metadata['labels'].get(keys.QUEUE)}"
+        return f"Kueue has not queued it yet in LocalQueue {queue}: `tpu cluster doctor`"
+    for check in (workload.get("status") or {}).get("admissionChecks") or ():
+        if check.get("state") in ("Pending", "Retry"):
+            detail = check.get("message") or check["state"]
+            return f"Kueue: quota is reserved, admission check {check.get('name')}: {detail}"
     reserved = _condition(workload or {}, "QuotaReserved", status="False")
     if reserved is not None and reserved.get("message"):
         return f"Kueue: {reserved['message']}"
@@ -308,6 +335,24 @@ def rejection_message(workload: Json | None) -> str:
             detail = check.get("message") or "rejected"
             return f"Kueue: admission check {check.get('name')}: {detail}"
     return ""
+
+
+def with_preemptor(workload: Json, jobs: Mapping[str, str]) -> Json:
+    """With the job for which Kueue evicted it, in the place of UIDs. `jobs` is by the UID of the
+    JobSet; one of another fleet is not in it."""
+
+    def readable(condition: Json) -> Json:
+        message = condition.get("message") or ""
+        found = _PREEMPTOR.search(message)
+        if not found or found["uid"] not in jobs:
+            return condition
+        what = f"job {jobs[found['uid']]}"
+        named = f"{message[: found.start()]}{what}{message[found.end() :]}"
+        return {**condition, "message": named.partition("; preemptor path")[0]}
+
+    status = workload.get("status") or {}
+    conditions = [readable(condition) for condition in status.get("conditions") or ()]
+    return {**workload, "status": {**status, "conditions": conditions}}
 
 
 def eviction_message(workload: Json | None) -> str:

@@ -38,8 +38,7 @@ APIS = {"Cloud TPU API": API, "Compute Engine API": "compute.googleapis.com"}
 PERMISSIONS = {
     "roles/tpu.admin": (
         "tpu.nodes.create", "tpu.nodes.delete", "tpu.nodes.get", "tpu.nodes.list",
-        "tpu.nodes.update",
-        "tpu.queuedResources.create", "tpu.queuedResources.delete", "tpu.queuedResources.list",
+        "tpu.nodes.update",  # queued resources have no permissions of their own
     ),
 }  # fmt: skip
 BUCKET_PERMISSIONS = (

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 from pathlib import Path
 
 import click
 
+import tpufleet
 from tpufleet.errors import BadInput
 from tpufleet.model.people.users import TOKEN_PREFIX
 from tpufleet.model.values import names
@@ -17,8 +19,9 @@ from tpufleet.views.cli.operators.bundle import bundle
 from tpufleet.views.cli.operators.deploy_server import server
 from tpufleet.views.cli.output import example, json_option
 
-TEMPLATE = Path("overlays/gke")
-DEFAULT_MANIFESTS = Path("deploy/k8s")
+MANIFESTS = Path(tpufleet.__file__).parent / "deploy" / "k8s"
+TEMPLATE = MANIFESTS / "overlays" / "gke"
+COPIED = "k8s"  # folder of the overlay
 PLACEHOLDER = "PROJECT"
 PROJECT_NAME = "GOOGLE_CLOUD_PROJECT"  # the setting
 SECRET_GENERATOR = """secretGenerator:
@@ -56,13 +59,6 @@ deploy.add_command(bundle)
 )  # fmt: skip
 @click.option("--bucket", metavar="URL", help="Bucket (default: gs://PROJECT-tpufleet).")
 @click.option("--image", metavar="IMAGE", help="Image (default: in the project's registry).")
-@click.option(
-    "--manifests",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_MANIFESTS,
-    show_default=True,
-    help="Manifests of a tpufleet checkout.",
-)
 @json_option
 def init(
     folder: Path,
@@ -71,23 +67,17 @@ def init(
     store: str | None,
     bucket: str | None,
     image: str | None,
-    manifests: Path,
 ) -> None:
     """Write a kustomize overlay with your values, and generate its secrets.
 
     Secrets, settings and an edited kustomization.yaml in FOLDER are kept, so the command can be
-    repeated with other values.
+    repeated with other values. The manifests in FOLDER/k8s are those of this version.
     """
     store = store or connection.settings().store
     if not (store or "").startswith(("postgresql://", "postgres://")):
         raise BadInput(
             "no Postgres: replicas share one database\n"
             "  next: pass --store postgresql://USER:PASSWORD@HOST/DATABASE, or set TPUFLEET_STORE"
-        )
-    if not (manifests / TEMPLATE).is_dir():
-        raise BadInput(
-            f"{manifests} has no {TEMPLATE}\n"
-            "  next: run this in a checkout of tpufleet, or pass --manifests CHECKOUT/deploy/k8s"
         )
     if not re.fullmatch(r"[a-z0-9.:-]*[a-z][a-z0-9-]{4,28}[a-z0-9]", project):
         raise BadInput(f"--project: {project!r} is not a project id, such as my-project-123456")
@@ -101,12 +91,14 @@ def init(
         values["TPUFLEET_GKE_IMAGE"] = image
     folder.mkdir(parents=True, exist_ok=True)
     overlay, settings = folder / "kustomization.yaml", folder / "settings.env"
-    generated = _kustomization(folder, manifests)
+    shutil.copytree(MANIFESTS, folder / COPIED, dirs_exist_ok=True)
+    template = (TEMPLATE / "kustomization.yaml").read_text()
+    generated = template.replace("../../", f"{COPIED}/") + SECRET_GENERATOR
     if overlay.exists() and overlay.read_text() != generated:
         output.print_status(f"kept {overlay}, which was edited")
     else:
         overlay.write_text(generated)
-    template = (manifests / TEMPLATE / "settings.env").read_text()
+    template = (TEMPLATE / "settings.env").read_text()
     present = settings.read_text() if settings.exists() else ""
     settings.write_text(_settings(template, project, values, present))
     _write_secrets(folder / "secrets", str(store))
@@ -115,22 +107,12 @@ def init(
         {"folder": str(folder), "admin_token_file": str(token)},
         f"wrote {folder}; secrets/ is not for version control\n"
         "  review: settings.env\n"
+        f"  queues: kubectl apply --server-side -k {folder / COPIED}/queues\n"
         f"  deploy: kubectl apply --server-side -k {folder}\n"
         "  use:    kubectl -n tpufleet-system port-forward service/tpufleet 8470 &\n"
         f"          TPUFLEET_SERVER=http://127.0.0.1:8470 TPUFLEET_TOKEN_FILE={token} tpu status\n"
         "  docs:   docs/kubernetes.md#deploying (APIs, service accounts, bucket, database)",
     )
-
-
-def _kustomization(folder: Path, manifests: Path) -> str:
-    """The template, with paths relative to the new folder. kustomize accepts no others."""
-    template = manifests / TEMPLATE
-
-    def moved(match: re.Match[str]) -> str:
-        return os.path.relpath((template / match[0]).resolve(), folder.resolve())
-
-    text = (template / "kustomization.yaml").read_text()
-    return re.sub(r"\.\./\.\./[\w/]+", moved, text) + SECRET_GENERATOR
 
 
 def _settings(template: str, project: str, values: dict[str, str], present: str) -> str:
