@@ -10,7 +10,6 @@ from itertools import groupby
 
 import numpy as np
 
-from tpufleet.errors import BadInput
 from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.model.batch import Batch, SampleSpan, most_samples
 
@@ -125,10 +124,7 @@ def make_batches(
         (n for n in range(len(tokens)) if len(tokens[n])),
         key=lambda n: (-len(tokens[n]), within[n], n),
     )
-    if order and len(tokens[order[0]]) > buckets[-1]:
-        raise BadInput(
-            f"a sample of {len(tokens[order[0]])} tokens exceeds the largest bucket, {buckets[-1]}"
-        )
+    assert not order or len(tokens[order[0]]) <= buckets[-1], "contexts fit the largest bucket"
     batcher = _Batcher(tokens, order, buckets, batch_tokens, row_multiple, units)
     if batching == "bucket":
         yield from batcher.filled() if fill else batcher.bucketed()
