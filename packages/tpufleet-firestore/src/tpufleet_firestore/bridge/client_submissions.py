@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from tpufleet.errors import NotFound
@@ -13,7 +13,7 @@ from tpufleet_firestore.bridge.collection import CALL_OPTIONS, translate_errors
 from tpufleet_firestore.bridge.documents import LIVE_STATUSES, DocumentStatus
 
 Row = dict[str, Any]
-POLL_SECONDS = 15.0
+POLL_SECONDS = 2.0
 
 
 class CodeSubmissions:
@@ -50,36 +50,20 @@ class CodeSubmissions:
         with translate_errors():
             snapshot = self._documents.document(document_id).get(**CALL_OPTIONS)
         if not snapshot.exists:
-            raise self._missing(document_id)
+            raise NotFound(f"no document {document_id} in collection {self._documents.id}")
         return _row(snapshot)
-
-    def _missing(self, document_id: str) -> NotFound:
-        return NotFound(f"no document {document_id} in collection {self._documents.id}")
 
     def follow(self, document_id: str) -> Iterator[Row]:
         """The document now and at every change of its status, until it has ended."""
-        updates: SimpleQueue[Row | None] = SimpleQueue()
-
-        def on_snapshot(snapshots: Any, *_: Any) -> None:
-            for snapshot in snapshots:
-                updates.put(_row(snapshot) if snapshot.exists else None)
-
-        row = self.show(document_id)
-        yield row
-        watch = self._documents.document(document_id).on_snapshot(on_snapshot)
-        try:
-            while row.get("status") in LIVE_STATUSES:
-                try:
-                    update = updates.get(timeout=POLL_SECONDS)
-                except Empty:  # no change, or the listener died silently
-                    update = self.show(document_id)
-                if update is None:
-                    raise self._missing(document_id)
-                if update.get("status") != row.get("status"):
-                    yield update
-                row = update
-        finally:
-            watch.unsubscribe()
+        shown = ""
+        while True:
+            row = self.show(document_id)
+            if row.get("status") != shown:
+                yield row
+            shown = str(row.get("status"))
+            if shown not in LIVE_STATUSES:
+                return
+            time.sleep(POLL_SECONDS)
 
 
 def _row(snapshot: Any) -> Row:
