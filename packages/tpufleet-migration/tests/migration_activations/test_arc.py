@@ -48,15 +48,6 @@ def test_prompts_are_deterministic_and_depend_on_the_seed(tmp_path):
     assert sources.open_source({**data, "seed": "43"}).read(range(96)) != whole
 
 
-def test_an_augmented_grid_can_be_restored():
-    chance = Random(5)
-    for number in range(40):
-        one = task(number)
-        change = tasks.make_augmentation(one, number, chance)
-        grid = one["train"][0]["input"]
-        assert tasks.restore_grid(tasks.augment_grid(grid, change), change) == grid
-
-
 def test_about_ten_percent_of_augmentations_recolor_the_background():
     chance = Random(1)
     changed = sum(tasks.make_augmentation(task(0), n, chance).colors[0] != 0 for n in range(3_000))

@@ -29,7 +29,7 @@ BACKGROUND_RECOLOR_PROBABILITY = 0.1  # color 0 is usually the background and ke
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augmentation:
-    """How a task was transformed; enough to invert it with `restore_grid`."""
+    """How a task was transformed; enough to invert it."""
 
     flip: bool
     rotations: int
@@ -80,13 +80,6 @@ def augment_grid(grid: Grid, change: Augmentation) -> Grid:
     if change.flip:
         cells = np.flip(cells, axis=1)
     return np.asarray(change.colors)[np.rot90(cells, k=change.rotations)].tolist()
-
-
-def restore_grid(grid: Grid, change: Augmentation) -> Grid:
-    """The grid before `change_grid`."""
-    cells = np.argsort(change.colors)[np.asarray(grid)]
-    cells = np.rot90(cells, k=-change.rotations)
-    return (np.flip(cells, axis=1) if change.flip else cells).tolist()
 
 
 def task_error(task: Any) -> str:
