@@ -105,8 +105,10 @@ def test_a_user_is_no_command_to_run(tpu: Tpu):
 
 
 @pytest.mark.parametrize("verb", ["resume", "rerun"])
-def test_resume_for_a_user(tpu: Tpu, verb):
-    answer = tpu(verb, "eval", "mel", "--detach")
+def test_resume_for_a_user(world: ServiceHarness, tpu: Tpu, verb):
+    world.submit("job-4", name="broken")
+    end_job(world, "job-4", JobState.FAILED)
+    answer = tpu(verb, "broken", "mel", "--detach")
     assert answer.exit_code == 0, answer.output
     newest = tpu.json("jobs")["jobs"][0]["id"]
     assert "mel" not in tpu.json("show", newest)["job"]["spec"]["command"]

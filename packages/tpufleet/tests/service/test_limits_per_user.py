@@ -54,20 +54,21 @@ class StoreWhoseTokensAreWrittenAtOnce(MemoryStore):
 def test_requests_at_the_same_time_make_no_more_tokens_than_the_limit():
     store = StoreWhoseTokensAreWrittenAtOnce()
     store.put_user(User(name="mel", role=Role.MEMBER, created_at=NOW))
+    store.put_token(Token(id="t1", user="mel", hash="h1", created_at=NOW))
     caller = Caller(name="mel", role=Role.MEMBER, token_id="t1")
     context = CommandContext(store=store, caller=caller, now=NOW)
     store.writers = threading.Barrier(8)
 
     def create(_: int) -> bool:
         try:
-            user_commands.create_token(context, NewToken(), limit=5)
+            user_commands.create_token(context, NewToken(), limit=6)
         except Conflict:
             return False
         return True
 
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(create, range(8))) == 5
-    assert len(store.tokens("mel")) == 5
+    assert len(store.tokens("mel")) == 6
 
 
 def test_replacing_a_token_makes_no_more_tokens_than_the_limit_twice(service: ServiceHarness):

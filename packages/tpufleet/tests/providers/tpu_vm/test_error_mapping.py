@@ -254,9 +254,9 @@ def test_an_unknown_runtime_version_is_explained_with_its_setting(world):
         world.provider.request(order("a"))
 
 
-@pytest.mark.parametrize("field", ["network", "subnetwork"])
-def test_a_network_that_does_not_exist_is_named_with_its_setting(world, field):
+@pytest.mark.parametrize(("field", "value"), [("network", "lab"), ("subnetwork", ("lab",))])
+def test_a_network_that_does_not_exist_is_named_with_its_setting(world, field, value):
     world.emulator.project.state.missing.add("lab")
-    world.reopen(**{field: "lab"})
-    with pytest.raises(BadRequest, match=f'"lab" was not found.*`{field}` in tpu_vm.*init check'):
+    world.reopen(**{field: value})
+    with pytest.raises(BadRequest, match=f'/lab" was not found.*`{field}` in tpu_vm.*init check'):
         world.provider.request(order("a"))
