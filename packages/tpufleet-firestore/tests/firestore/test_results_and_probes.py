@@ -17,7 +17,7 @@ from google.cloud import storage
 from tests import fake_gcs as servers
 from tests.firestore.harness import BridgeHarness
 from tests.server_process import wait_until
-from tpufleet.errors import NotFound
+from tpufleet.errors import Conflict
 from tpufleet.model.job.jobs import JobId
 from tpufleet_firestore.bridge import large_results
 from tpufleet_testbed.kubernetes import cluster_layout
@@ -71,7 +71,7 @@ def test_a_large_result_and_its_code_are_deleted_after_the_retention(
     harness.start_bridge("--results", location, "--keep", "1s")
     wait_until(lambda: not blob.exists(), 60, harness.diagnostics)
     wait_until(lambda: not client.has_snapshot(digest), 60, harness.diagnostics)
-    with pytest.raises(NotFound):
+    with pytest.raises(Conflict, match="were deleted"):
         client.result(job)
     wait_until(lambda: "result_url" not in harness.get(name), 60, harness.diagnostics)
     assert harness.get(name)["status"] == "completed"

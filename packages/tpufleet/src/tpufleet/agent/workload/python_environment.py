@@ -74,7 +74,8 @@ def plan(
     if assignment.image is not None or (not declared and settings.job_python != UV):
         return None
     uv = uv_tool.find_uv()
-    job = hashlib.sha256(assignment.job_id.encode()).hexdigest()[:16]
+    # Also by owner: a job may be taken over.
+    job = hashlib.sha256(f"{assignment.owner}/{assignment.job_id}".encode()).hexdigest()[:16]
     folder = settings.work_dir / "environments" / job / "python"
     kept = (folder.parent / _COMPLETE).exists()
     shared = shared_folder(settings.work_dir, assignment.owner)
