@@ -251,6 +251,8 @@ def check_jobs(road: Road, url: str, server: Replica) -> None:
         shown = [admin("why", job).output for job in jobs.values()]
         return "\n".join([rig.describe(), *shown, *logs, server.log()])
 
+    code = folder / "code"
+    code.mkdir()
     jobs: dict[str, str] = {}
     eventually(lambda: admin("status").exit_code == 0, 60, describe)
     people = {}
@@ -264,7 +266,7 @@ def check_jobs(road: Road, url: str, server: Replica) -> None:
 
     def submit(person: str, name: str, command: str) -> None:
         job = {"name": name, "command": command, "accelerator": "v5e-16", "capacity": ["spot"]}
-        path = folder / f"{name}.yaml"
+        path = code / f"{name}.yaml"
         path.write_text(json.dumps(job))
         jobs[name] = people[person].json("submit", str(path))["jobs"][0]["id"]
 
@@ -285,7 +287,7 @@ def check_jobs(road: Road, url: str, server: Replica) -> None:
     assert [each["end_reason"] for each in attempts] == ["preempted", "finished"]
     why = admin.ok("why", jobs["borrower"])
     assert f"Preempted to accommodate job {jobs['owner']} due to reclamation" in why
-    research = ("submit", str(folder / "owner.yaml"), "--set", "pod.team=research")
+    research = ("submit", str(code / "owner.yaml"), "--set", "pod.team=research")
     jobs["intruder"] = people["dan"].json(*research)["jobs"][0]["id"]
     eventually(lambda: state("intruder") == "failed", 60, describe)
     assert "research is not a team of dan" in admin.ok("why", jobs["intruder"])
