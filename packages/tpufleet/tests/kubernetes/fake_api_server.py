@@ -111,7 +111,8 @@ class FakeConnection:
 
     def watch(
         self, kind: ResourceKind, version: str, namespace: str | None = None, *,
-        labels: Mapping[str, Any] | None = None, on_connected: Callable[[], None],
+        labels: Mapping[str, Any] | None = None, fields: Mapping[str, Any] | None = None,
+        on_connected: Callable[[], None],
     ) -> Iterator[tuple[str, Json]]:  # fmt: skip
         at, thread = int(version), threading.current_thread()
         self.watch_attempts += 1
@@ -132,7 +133,7 @@ class FakeConnection:
                 on_connected()
             if event is not None:
                 at, _, event_type, item = event
-                if _matches(item, namespace, labels):
+                if _matches(item, namespace, labels) and _has_fields(item, fields or {}):
                     yield event_type, self._return(item)
                 self.delivered[kind] = at
 
