@@ -209,15 +209,16 @@ def test_from_an_empty_cluster_to_finished_jobs_of_two_teams_and_back(road, stor
 
     road.run("helm uninstall tpufleet")
     road.run("kubectl delete -k rendered/k8s")
-    eventually(lambda: road.names() == before, 120, lambda: differences(before, road.names()))
+    eventually(lambda: not left(road, before), 120, lambda: str(left(road, before)))
 
     file.write_text(one_slice(20))
     road.run("tpu cluster apply --rehearse --yes")
     assert road.run("tpu cluster plan --rehearse").startswith("no changes\n")
 
 
-def differences(before: dict[str, set[str]], now: dict[str, set[str]]) -> str:
-    return str({kind: before[kind] ^ now[kind] for kind in before if before[kind] != now[kind]})
+def left(road: Road, before: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What is there that was not before."""
+    return {kind: names for kind, now in road.names().items() if (names := now - before[kind])}
 
 
 def run_jobs(road: Road, storage: str) -> None:
