@@ -257,9 +257,15 @@ def run(settings: dict, argv: list) -> int:
 
 def enter_namespaces(process: int) -> None:
     folder = f"/proc/{process}/ns"
-    kinds = [("ipc", CLONE_NEWIPC), ("pid", CLONE_NEWPID), ("mnt", CLONE_NEWNS)]
-    if os.stat(f"{folder}/user").st_ino != os.stat("/proc/self/ns/user").st_ino:
-        kinds.insert(0, ("user", CLONE_NEWUSER))
+    every = {
+        "user": CLONE_NEWUSER, "ipc": CLONE_NEWIPC, "pid": CLONE_NEWPID, "mnt": CLONE_NEWNS
+    }  # fmt: skip
+    # Only root may enter those that are the host's own.
+    kinds = [
+        (name, kind)
+        for name, kind in every.items()
+        if os.stat(f"{folder}/{name}").st_ino != os.stat(f"/proc/self/ns/{name}").st_ino
+    ]
     descriptors = [(os.open(f"{folder}/{name}", os.O_RDONLY), kind) for name, kind in kinds]
     for descriptor, kind in descriptors:
         call("setns", descriptor, kind)
