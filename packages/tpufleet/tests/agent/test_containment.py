@@ -316,6 +316,7 @@ def program_in(opened, folder, *argv):
                 os.close(reader)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives jobs folders of their own")
 def test_jobs_of_members_share_nothing_with_other_jobs(reachable_folder):
     state = reachable_folder / "state"
     found = containment.detect(state, [state])
@@ -339,6 +340,7 @@ def test_jobs_of_members_share_nothing_with_other_jobs(reachable_folder):
         assert not (folder / f"tpufleet-test-{name}").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives jobs folders of their own")
 def test_a_checkpoint_that_would_end_with_the_job_is_refused(tmp_path):
     found = containment.detect(tmp_path, [tmp_path / "state"])
     (tmp_path / "state").mkdir()

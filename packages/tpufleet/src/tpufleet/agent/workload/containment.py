@@ -122,7 +122,8 @@ class Containment:
         """Of the jobs of an admin, or of those of other users."""
         if admin:
             return self
-        return replace(self, user=self.member_user or self.user, private=self.isolated)
+        private = self.isolated and os.geteuid() == 0
+        return replace(self, user=self.member_user or self.user, private=private)
 
     def open(self, folder: Path, checkpoint: str, shared: Sequence[Path] = ()) -> AttemptProcesses:
         """Prepare for one attempt, which also uses the `shared` folders. Call `close` when it has
