@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, unknown
 
 T = TypeVar("T")
 
@@ -37,6 +37,6 @@ def one_of(label: str, names: Iterable[str]) -> msgspec.Meta:
     def check(value: Any) -> str:
         if value in known:
             return str(value)
-        raise BadInput(f"unknown {label} {value!r}{schema.suggest(str(value), known)}")
+        raise unknown(label, value, known)
 
     return schema.custom(label, check)

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, cannot_listen, unexpected
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class GrpcServer:
             socket.create_server((host.strip("[]"), int(port)), family=family).close()
             self.address = f"{host}:{self._server.add_insecure_port(address)}"
         except (OSError, RuntimeError) as error:
-            raise BadInput(f"cannot listen on {address}: {error}; choose another") from error
+            raise cannot_listen(address, error) from error
         self._closing = threading.Event()
         self._tick = tick
         self._thread = threading.Thread(target=self._run, name="emulator", daemon=True)
@@ -133,7 +133,10 @@ class GrpcServer:
             try:
                 self._tick()
             except Exception:
-                log.exception("unexpected error in the emulator loop; continuing")
+                log.exception(unexpected("running the emulator loop"))
+
+
+FROM_A_PAGE: Answer = (403, {"Content-Type": "text/plain"}, b"not for web pages")
 
 
 class HttpServer:
@@ -168,7 +171,10 @@ def _http_handler(
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             try:
                 received = {name.lower(): value for name, value in self.headers.items()}
-                status, headers, payload = answer(self.command, self.path, received, body)
+                if "origin" in received:  # a page in a browser must not start agents here
+                    status, headers, payload = FROM_A_PAGE
+                else:
+                    status, headers, payload = answer(self.command, self.path, received, body)
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)

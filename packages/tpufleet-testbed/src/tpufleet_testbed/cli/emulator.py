@@ -1,4 +1,4 @@
-"""`tpu emulator`: an emulator of the Cloud TPU API."""
+"""`tpu emulator`: an emulator of the Cloud TPU API and of Compute Engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import invalid
 from tpufleet.views.cli import connection
 
 
@@ -41,11 +41,11 @@ def emulator(
         endpoint: 127.0.0.1:8475
 
     The plan may hold `seed`, `calls` (errors by call, probability or time), `storms`, `closings`,
-    `stock` (nodes by zone and type), `quota` (chips) and `latencies` (of operations). By default
-    operations take as long as on Google Cloud; --speed 30 makes minutes seconds.
+    `stock` (nodes by zone and type), `quota` (chips), `latencies` (of operations) and `compute`. By
+    default operations take as long as on Google Cloud; --speed 30 makes minutes seconds.
     """
     if not re.fullmatch(r".+:\d{1,5}", listen):
-        raise BadInput(f"--listen: {listen!r} is not ADDRESS:PORT, such as 127.0.0.1:8475")
+        raise invalid(listen, "HOST:PORT", "127.0.0.1:8475", "--listen")
     folder = connection.settings().home / "emulator" if agents else None
 
     from tpufleet_testbed.cloud_tpu.emulator import run_emulator

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from tpufleet.errors import not_available
 from tpufleet.model.tpu import type_lookup
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
@@ -85,7 +86,7 @@ def up(
     """
     kind = type_lookup.find(accelerator)
     if kind.gke_accelerator is None:
-        raise click.UsageError(f"{accelerator} is not available on GKE")
+        raise click.UsageError(not_available(accelerator, "on GKE", "tpu-vm"))
     # Fail early, before minutes are spent on a build.
     if node and (reason := real_node.unsupported_reason()):
         raise real_node.RealNodeUnsupported(reason)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import grpc
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, no_such_host
 from tpufleet.model.values import encoding
 from tpufleet_testbed import servers
 from tpufleet_testbed.cloud_tpu.api_errors import Code
@@ -62,10 +62,7 @@ class AdminService:
         if request.fault in ("kill-host", "stall-host"):
             host = request.host if request.host is not None else -1
             if not 0 <= host < node.accelerator.hosts:
-                last = node.accelerator.hosts - 1
-                raise BadInput(
-                    f"{request.fault} requires a host of {request.node}, from 0 to {last}"
-                )
+                raise no_such_host(request.node, node.accelerator.hosts, host)
         match request.fault:
             case "preempt":
                 self._cloud.reclaim(node, now)

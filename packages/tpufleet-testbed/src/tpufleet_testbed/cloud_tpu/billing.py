@@ -36,6 +36,9 @@ class BillingLedger:
         if index is not None:
             self.entries[index] = replace(self.entries[index], ended_at=at, ended_by=by)
 
+    def is_running(self, key: str) -> bool:
+        return key in self._running
+
     def running(self) -> list[BillingEntry]:
         return [self.entries[index] for index in self._running.values()]
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated
 
 import msgspec
+from google.cloud.tpu_v2alpha1.types import cloud_tpu as alpha
 
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import tpu_zones
+from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet_testbed.cloud_tpu import api_errors
 from tpufleet_testbed.cloud_tpu.api_errors import Code
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
@@ -49,6 +50,31 @@ class CloudCapacity:
                 reserved = matching[0].capacity == "reserved"
                 return api_errors.api_error("reservation" if reserved else "stockout", zone=zone)
         return None
+
+    def reservations(
+        self, project: str, zone: str, held: Sequence[NodeRecord]
+    ) -> list[alpha.Reservation]:
+        """The stock of one type that only reserved nodes get."""
+        standard, found = alpha.Reservation.Standard, []
+        for number, limit in enumerate(self.nodes):
+            one_type = not set(limit.accelerator) & set("*?")
+            if limit.capacity != "reserved" or not one_type or not fnmatchcase(zone, limit.zone):
+                continue
+            accelerator = type_lookup.find(limit.accelerator)
+            used = sum(limit.covers(node) and node.zone == zone for node in held)
+            found.append(
+                alpha.Reservation(
+                    name=f"{project}/locations/{zone}/reservations/reservation-{number}",
+                    state=alpha.Reservation.State.ACTIVE,
+                    standard=standard(
+                        size=limit.most * accelerator.chips,
+                        capacity_units=standard.CapacityUnits.CHIPS,
+                        resource_type=limit.accelerator,
+                        usage=standard.Usage(total=used * accelerator.chips),
+                    ),
+                )
+            )
+        return found
 
     def over_quota(
         self, wanted: Iterable[NodeRecord], held: Iterable[NodeRecord]

@@ -1,21 +1,18 @@
 """State of the emulated cloud: zones, nodes, and their changes over time. No wire protocol here.
-
-Future changes are events in one heap, ordered by time, so that a manual clock may jump and events
-still happen in order. Callers hold `lock`.
-"""
+Callers hold `lock`."""
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from google.cloud.tpu_v2.types import cloud_tpu
+from google.cloud.tpu_v2alpha1.types import cloud_tpu as alpha
 
 from tpufleet.clocks import Clock
 from tpufleet_testbed.cloud_tpu import api_errors, node_validation, nodes
@@ -36,16 +33,10 @@ from tpufleet_testbed.cloud_tpu.nodes import (
 )
 from tpufleet_testbed.cloud_tpu.operations import Operations
 from tpufleet_testbed.servers import ApiError
+from tpufleet_testbed.timeline import Timeline
 
 # Spot VMs have no such limit: cloud.google.com/tpu/docs/preemptible
 PREEMPTIBLE_LIFETIME = timedelta(hours=24)
-
-
-@dataclass(order=True, slots=True)
-class _ScheduledEvent:
-    at: datetime
-    sequence: int
-    action: Callable[[datetime], None] = field(compare=False)
 
 
 class Cloud:
@@ -60,6 +51,8 @@ class Cloud:
         hosts: HostBackend | None = None,
     ) -> None:
         self.clock = clock
+        timeline = Timeline(clock)
+        self.run_due, self.schedule = timeline.run_due, timeline.schedule
         self.zones = tuple(zones)
         self.stock = stock
         self.latencies = latencies or plan.latencies
@@ -78,20 +71,7 @@ class Cloud:
         self.quota_holders: list[Callable[[], Iterable[NodeRecord]]] = []
         self._numbers = itertools.count(1)
         self._draws: Counter[tuple[str, str]] = Counter()
-        self._events: list[_ScheduledEvent] = []
         self._plan = plan
-
-    # Time
-    def run_due(self) -> datetime:
-        """Run all due events. Returns the present time."""
-        now = self.clock.now()
-        while self._events and self._events[0].at <= now:
-            due = heapq.heappop(self._events)
-            due.action(due.at)
-        return now
-
-    def schedule(self, at: datetime, action: Callable[[datetime], None]) -> None:
-        heapq.heappush(self._events, _ScheduledEvent(at, next(self._numbers), action))
 
     def _unless_changed(
         self, record: NodeRecord, at: datetime, action: Callable[[datetime], None]
@@ -189,6 +169,14 @@ class Cloud:
             return api_errors.api_error("stockout", zone=zone)
         held = (node for node in self.nodes.values() if node.holds_stock)
         return self.stock.shortage(wanted, held)
+
+    def reservations(self, parent: str) -> list[alpha.Reservation]:
+        """Of the project that `parent` names, in all zones."""
+        project = "/".join(parent.split("/")[:2])
+        held = [node for node in self.nodes.values() if node.holds_stock]
+        return [
+            each for zone in self.zones for each in self.stock.reservations(project, zone, held)
+        ]
 
     def start(self, record: NodeRecord, now: datetime, operation: str | None) -> None:
         """Boot the hosts of a node that has its capacity."""

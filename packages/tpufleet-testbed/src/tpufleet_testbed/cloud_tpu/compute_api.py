@@ -17,7 +17,7 @@ from tpufleet.model.tpu import tpu_zones
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _COLLECTION = re.compile(
     r"compute/v1/projects/(?P<project>[^/]+)/(?P<scope>global|(?:zones|regions)/[^/]+)/"
-    r"(?P<kind>addresses|disks|firewalls|instanceGroupManagers|instances|machineTypes|operations)"
+    r"(?P<kind>addresses|disks|firewalls|instanceGroupManagers|instances|operations)"
     r"(?:/(?P<name>[^/]+)(?:/(?P<verb>getGuestAttributes|setMachineType|setMetadata|start|stop|wait))?)?"
 )
 _AGGREGATED = re.compile(r"compute/v1/projects/[^/]+/aggregated/(?P<kind>\w+)")
@@ -47,7 +47,6 @@ SCOPES = {
     "addresses": "regions", "disks": "zones", "firewalls": "global",
     "instanceGroupManagers": "zones", "instances": "zones",
 }  # fmt: skip
-PAGE_SIZE = 5  # of machine types; Compute Engine has larger pages, and more types
 MAX_METADATA_BYTES = 512 * 1024  # of all items of an instance; 256 kB of one value
 
 # Of the network `default` of every project (cloud.google.com/firewall/docs/firewalls).
@@ -104,8 +103,6 @@ class ComputeApi:
                 return 200, {"items": self._aggregated(aggregated["kind"])}
         scope, kind, name = match["scope"], match["kind"], match["name"] or ""
         with self._lock:
-            if kind == "machineTypes":
-                return self._machine_types(scope, name, query)
             if kind == "operations":
                 return self._operation(name)
             if match["verb"] == "getGuestAttributes":
@@ -121,6 +118,22 @@ class ComputeApi:
             if method in ("PATCH", "POST"):
                 return self._change(scope, kind, name, match["verb"] or "", body)
             return self._delete(scope, kind, name) if method == "DELETE" else (200, known)
+
+    # What another API, which shares its paths with this one, adds to its own.
+    def items(self, scope: str, kind: str) -> list[dict[str, Any]]:
+        return [] if self.state.denied else self._items(scope, kind)
+
+    def all_items(self, kind: str) -> list[tuple[str, dict[str, Any]]]:
+        return [
+            (scope, resource) for (scope, what, _), resource in self.state.resources.items()
+            if what == kind
+        ]  # fmt: skip
+
+    def has(self, scope: str, kind: str, name: str) -> bool:
+        return (scope, kind, name) in self.state.resources
+
+    def has_operation(self, name: str) -> bool:
+        return name in self.state.operations
 
     def _aggregated(self, kind: str) -> dict[str, Any]:
         """By scope, with a warning where there is none."""
@@ -147,27 +160,17 @@ class ComputeApi:
                 resource["users"] = used.get(resource["address"], [])
                 resource["status"] = "IN_USE" if resource["users"] else "RESERVED"
 
-    def _machine_types(self, scope: str, name: str, query: dict[str, list[str]]) -> Reply:
+    def machine_types(self, scope: str) -> list[dict[str, Any]]:
         zone = scope.partition("/")[2]
         lacking = NOT_IN_REGION.get(zone.rpartition("-")[0], ())
-        found = [
+        return [
             {
                 "kind": "compute#machineType", "name": each, "zone": zone, "guestCpus": cpus,
                 "memoryMb": memory, "architecture": "ARM64" if "a-" in each else "X86_64",
             }
             for each, (cpus, memory) in MACHINE_TYPES.items()
-            if not each.startswith(lacking or "-")
+            if not each.startswith(lacking or "-") and zone in tpu_zones.zones()
         ]  # fmt: skip
-        if zone not in tpu_zones.zones():
-            return _error(404, f"The resource '{scope}' was not found", "notFound")
-        if name:
-            [*one] = [each for each in found if each["name"] == name]
-            missing = f"The resource '{scope}/machineTypes/{name}' was not found"
-            return (200, one[0]) if one else _error(404, missing, "notFound")
-        begin = int(query.get("pageToken", ["0"])[0])
-        end = begin + PAGE_SIZE
-        more = {"nextPageToken": str(end)} if end < len(found) else {}
-        return 200, {"items": found[begin:end], **more}
 
     def _change(self, scope: str, kind: str, name: str, verb: str, body: dict[str, Any]) -> Reply:
         known = self.state.resources[scope, kind, name]
@@ -198,8 +201,8 @@ class ComputeApi:
         parts = _URL.fullmatch(url)
         if parts is None or parts["kind"] != "machineTypes":
             return f"{problem} The URL is malformed."
-        status, _ = self._machine_types(parts["scope"], parts["name"], {})
-        if parts["scope"] != scope or status != 200:
+        known = [each["name"] for each in self.machine_types(parts["scope"])]
+        if parts["scope"] != scope or parts["name"] not in known:
             return f"{problem} The referenced resource does not exist."
         return ""
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput
@@ -20,6 +23,8 @@ from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer
 from tpufleet_testbed.cloud_tpu.project_api import ProjectApi
 from tpufleet_testbed.cloud_tpu.queued_resources import QueuedResources
 from tpufleet_testbed.cloud_tpu.scheduled_faults import schedule_faults
+from tpufleet_testbed.compute_engine.engine import ComputeEngine
+from tpufleet_testbed.compute_engine.vm_hosts import VmAgents, VmHosts
 from tpufleet_testbed.servers import GrpcServer
 
 
@@ -38,13 +43,16 @@ class Emulator:
         agents_folder: Path | None = None,
         address: str = "127.0.0.1:0",
     ) -> None:
+        clock = clock or SystemClock()
         self.metadata = MetadataServer()
-        self.project = ProjectApi()
         self._hosts = (
             AgentHosts(agents_folder, self.metadata) if agents_folder is not None else None
         )
+        vms = VmAgents(self._hosts.processes, self.metadata) if self._hosts else VmHosts()
+        self.engine = ComputeEngine(clock, plan=plan.compute, hosts=vms)
+        self.project = ProjectApi(engine=self.engine, port=_next_port(address))
         self.cloud = Cloud(
-            clock or SystemClock(),
+            clock,
             zones=zones,
             stock=stock,
             latencies=latencies,
@@ -60,7 +68,7 @@ class Emulator:
         )
         admin = AdminService(self.cloud, self.project.url)
         handlers = [*self.service.handlers(), admin.handler()]
-        real_time = clock is None or isinstance(clock, SystemClock)
+        real_time = isinstance(clock, SystemClock)
         try:
             self._server = GrpcServer(handlers, address, self._run_due if real_time else None)
         except BadInput:
@@ -83,13 +91,18 @@ class Emulator:
         self.project.close()
 
     def billing_summary(self) -> str:
-        """One line: nodes, preemptions, stockouts and billed chip hours."""
+        """One line: nodes, VMs, preemptions, stockouts and billed chip hours."""
         with self.cloud.lock:
-            ledger, now = self.cloud.ledger, self.cloud.run_due()
-            preempted = sum(entry.ended_by == "preempted" for entry in ledger.entries)
+            nodes, now = self.cloud.ledger, self.cloud.run_due()
+        with self.engine.lock:
+            self.engine.run_due()
+            vms = self.engine.ledger
+            entries = [*nodes.entries, *vms.entries]
+            preempted = sum(entry.ended_by == "preempted" for entry in entries)
+            hours = nodes.chip_hours(now) + vms.chip_hours(now)
             return (
-                f"{len(ledger.entries)} nodes created, {preempted} preempted, "
-                f"{ledger.denied} requests denied; {ledger.chip_hours(now):.2f} chip hours"
+                f"{len(nodes.entries)} nodes and {len(vms.entries)} VMs created, {preempted} "
+                f"preempted, {nodes.denied + vms.denied} requests denied; {hours:.2f} chip hours"
             )
 
     def __enter__(self) -> Emulator:
@@ -102,6 +115,18 @@ class Emulator:
     def _run_due(self) -> None:
         with self.cloud.lock:
             self.cloud.run_due()
+        with self.engine.lock:
+            self.engine.run_due()
+
+
+def _next_port(address: str) -> int:
+    """Of the REST APIs: the next one, if it is free."""
+    port = int(address.rpartition(":")[2])
+    if port == 0:
+        return 0
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return port + 1 if probe.connect_ex(("127.0.0.1", port + 1)) else 0
 
 
 def run_emulator(
@@ -112,6 +137,8 @@ def run_emulator(
 ) -> int:
     """Run the Cloud TPU emulator until SIGTERM or SIGINT. Returns the exit status."""
     plan = fault_plan.load(plan_file) if plan_file else NO_FAULTS
+    latencies = plan.compute.latencies.divided_by(speed)
+    plan = replace(plan, compute=replace(plan.compute, latencies=latencies))
     emulator = Emulator(
         stock=CloudCapacity(nodes=plan.stock, quota=plan.quota),
         latencies=plan.latencies.divided_by(speed),
@@ -127,6 +154,7 @@ def run_emulator(
             f"Cloud TPU API at {emulator.endpoint} (set tpu_vm.endpoint in the config file)",
             flush=True,
         )
+        print(f"Compute Engine at {emulator.project.url} (set compute.endpoint)", flush=True)
         stopping.wait()
         print(emulator.billing_summary(), flush=True)
     return 0

@@ -22,7 +22,7 @@ from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
 from tpufleet_testbed.cloud_tpu.queued_resources import QueuedRecord, QueuedResources
 
 TPU = "google.cloud.tpu.v2.Tpu"
-ALPHA = "google.cloud.tpu.v2alpha1.Tpu"  # what v2 lacks: maintenance of nodes
+ALPHA = "google.cloud.tpu.v2alpha1.Tpu"  # what v2 lacks: maintenance, reservations
 OPERATIONS = "google.longrunning.Operations"
 LOCATIONS = "google.cloud.location.Locations"
 SERVICE_IDENTITY = f"service-{api_errors.PROJECT_NUMBER}@cloud-tpu.iam.gserviceaccount.com"
@@ -136,6 +136,9 @@ class TpuService:
                 self._perform_maintenance),
             "v2alpha1.PerformMaintenanceQueuedResource": (
                 alpha.PerformMaintenanceQueuedResourceRequest, self._perform_queued_maintenance),
+            "v2alpha1.ListReservations": (alpha.ListReservationsRequest, _listing(
+                alpha.ListReservationsResponse, "reservations",
+                lambda r: self._inside(cloud.reservations(r.parent), r))),
             "v2alpha1.SimulateMaintenanceEvent": (alpha.SimulateMaintenanceEventRequest,
                 self._simulate_maintenance),
         }  # fmt: skip

@@ -82,9 +82,10 @@ class MetadataServer:
             return None if self._closing else self._read(node, host, path)
 
     def _read(self, node: str, host: int, path: str) -> str | None:
-        if path == "attributes/agent-worker-number":
-            return str(host) if node in self._values else None
-        return self._values.get(node, {}).get(path)
+        values = self._values.get(node, {})
+        if path == "attributes/agent-worker-number" and values:
+            return values.get(path, str(host))
+        return values.get(path)
 
     def _answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
         status, text = self._respond(method, target, headers, body.decode())

@@ -10,11 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tpufleet.clocks import SystemClock
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet_testbed.cloud_tpu import catalog
 from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet_testbed.cloud_tpu.compute_api import ComputeApi
+from tpufleet_testbed.compute_engine import capacity
+from tpufleet_testbed.compute_engine.api_errors import call_error
+from tpufleet_testbed.compute_engine.engine import ComputeEngine
+from tpufleet_testbed.compute_engine.rest import ComputeRest
+from tpufleet_testbed.compute_engine.scheduled_faults import schedule_faults
 from tpufleet_testbed.servers import Answer, HttpServer
 
 # By the first part of our paths. Service Usage and Cloud Storage are enabled in every project.
@@ -52,11 +58,24 @@ class ProjectState:
 
 
 class ProjectApi:
-    def __init__(self, state: ProjectState | None = None) -> None:
+    def __init__(
+        self, state: ProjectState | None = None, engine: ComputeEngine | None = None, port: int = 0
+    ) -> None:
         self.state = state or ProjectState()
         self.compute = ComputeApi()
-        self._server = HttpServer(self._answer)
-        self.url, self.close = self._server.url, self._server.close
+        self.tpus = ComputeRest(
+            engine or ComputeEngine(SystemClock()),
+            self.compute,
+            is_denied=lambda permission: permission in self.state.denied_permissions,
+            missing=self.state.missing,
+        )
+        schedule_faults(self.tpus.engine)
+        self._server = HttpServer(self._answer, ("127.0.0.1", port))
+        self.url = self._server.url
+
+    def close(self) -> None:
+        self.tpus.closing.set()
+        self._server.close()
 
     def answer(
         self, target: str, body: dict[str, Any], method: str = "GET"
@@ -64,15 +83,20 @@ class ProjectApi:
         parts = urlsplit(target)
         _, api, path = unquote(parts.path).split("/", 2)
         service, state = SERVICES.get(api, ""), self.state
-        if service in self.state.disabled_apis:
+        if service in self.state.disabled_apis and api != "compute":
             return _disabled(service)
         elsewhere = state.host_project and f"projects/{state.host_project}/" not in path
         if elsewhere and _NETWORKING.search(path) and method == "GET":
             return (200, {}) if path.endswith(("firewalls", "routers")) else _not_found(path)
         if api == "compute":
+            if service in self.state.disabled_apis:
+                return 403, call_error("disabled").body()
             # Google's client has no prefix for the API before the path.
             plain = path if path.startswith("compute/") else f"compute/{path}"
-            reply = self.compute.answer(method, plain, parse_qs(parts.query), body)
+            query = parse_qs(parts.query)
+            first = {name: values[0] for name, values in query.items()}
+            reply = self.tpus.answer(method, plain, first, body)
+            reply = reply or self.compute.answer(method, plain, query, body)
             if reply is not None:
                 return reply
         last = path.rpartition("/")[2]
@@ -99,6 +123,9 @@ class ProjectApi:
                 return (200, found) if state.exists else _not_found(path)
             case "services":
                 return 200, {"state": "DISABLED" if last in state.disabled_apis else "ENABLED"}
+            case "quotas" if "/compute.googleapis.com/" in path:
+                quota = capacity.quota_info(last, self.tpus.engine.quota)
+                return (200, quota) if quota is not None else _not_found(path)
             case "quotas":
                 return 200, {"dimensionsInfos": self._quotas(last)}
             case "compute" if path.endswith(f"/zones/{last}") and last not in tpu_zones.zones():

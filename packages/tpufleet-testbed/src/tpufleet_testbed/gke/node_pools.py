@@ -261,6 +261,10 @@ class GkeEmulator:
             self._later(record, name, self.deletion_time, finish)
             return record
 
+    @property
+    def next_due(self) -> datetime | None:
+        return min((pending.due for pending in self._pending), default=None)
+
     def advance(self) -> None:
         """Finish every operation that is due."""
         with self._lock:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import threading
+import zlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,13 @@ IDENTITY = {
     "google_billing_account_iam_member": ("billing_account_id", "role", "member"),
     "google_billing_budget": ("billing_account", "display_name"),
     "google_compute_router_nat": ("project", "region", "router", "name"),
+    "google_compute_subnetwork_iam_member": (
+        "project",
+        "region",
+        "subnetwork",
+        "role",
+        "member",
+    ),
     "google_container_node_pool": ("project", "location", "cluster", "name"),
     "google_project_iam_custom_role": ("project", "role_id"),
     "google_project_iam_member": ("project", "role", "member"),
@@ -44,9 +54,33 @@ REFERENCES = {
     ("google_compute_router_nat", "router"): ("google_compute_router", "name"),
 }
 
+# By the beginning of a resource type: its API, of those that a new project has not enabled.
+APIS = {
+    "google_artifact_registry_": "artifactregistry",
+    "google_billing_account_": "cloudbilling",
+    "google_billing_budget": "billingbudgets",
+    "google_compute_": "compute",
+    "google_container_": "container",
+    "google_project_iam_custom_role": "iam",
+    "google_project_iam_member": "cloudresourcemanager",
+    "google_service_account": "iam",
+    "google_vertex_ai_": "aiplatform",
+}
+GKE = "container.googleapis.com"
+SERVICE_AGENT = re.compile(
+    r"serviceAccount:service-([0-9]+)@container-engine-robot\.iam\.gserviceaccount\.com"
+)
+
 
 class Refused(Exception):
     """Google Cloud's answer to a request that it does not carry out."""
+
+
+@cache
+def published_permissions() -> frozenset[str]:
+    """Of IAM, as far as tpufleet uses the services."""
+    listed = json.loads(Path(__file__).with_name("iam_permissions.json").read_text())
+    return frozenset(listed["permissions"])
 
 
 class EmulatedGoogleCloud:
@@ -76,6 +110,8 @@ class EmulatedGoogleCloud:
             if key in records:
                 raise Refused(f"409 alreadyExists: {key} already exists.")
             self._check_references(kind, record, records)
+            _check_member(record, records)
+            _check_enabled(kind, record, records)
             _check_values(kind, record)
             self.write({**records, key: record})
 
@@ -121,12 +157,41 @@ class EmulatedGoogleCloud:
                 raise Refused(f"404 notFound: {target} {wanted} does not exist.")
 
 
+def _check_member(record: Record, records: dict[str, Record]) -> None:
+    """https://cloud.google.com/iam/docs/service-agents: GKE has one once its API is enabled."""
+    found = SERVICE_AGENT.fullmatch(str(record.get("member")))
+    services = [each for key, each in records.items() if key.startswith("google_project_service/")]
+    if found and services:
+        enabled = [each["project"] for each in services if each["service"] == GKE]
+        if found[1] not in map(project_number, enabled):
+            raise Refused(f"400 badRequest: Service account {record['member']} does not exist.")
+
+
+def _check_enabled(kind: str, record: Record, records: dict[str, Record]) -> None:
+    """Of projects whose APIs are managed here; those of a billing account are of any project."""
+    project = record.get("project")
+    enabled = {
+        each["service"].partition(".")[0]
+        for key, each in records.items()
+        if key.startswith("google_project_service/") and project in (None, each["project"])
+    }
+    needed = next((api for prefix, api in APIS.items() if kind.startswith(prefix)), None)
+    if enabled and needed is not None and needed not in enabled:
+        raise Refused(
+            f"403 accessNotConfigured: {needed}.googleapis.com has not been used in project "
+            f"{project or ''} before or it is disabled."
+        )
+
+
 def _check_values(kind: str, record: Record) -> None:
     """What the schema allows, and Google does not."""
     if kind == "google_billing_budget":
         [amount] = record["amount"]
         if int(amount["specified_amount"][0]["units"] or 0) <= 0:
             raise Refused("400 INVALID_ARGUMENT: the amount of a budget must be positive.")
+    if kind == "google_project_iam_custom_role":
+        for name in sorted({*record["permissions"]} - published_permissions()):
+            raise Refused(f"400 badRequest: Permission {name} is not valid.")
     if kind == "google_container_node_pool":
         machine = record["node_config"][0]["machine_type"]
         known = [each for each in type_lookup.all_types().values() if each.machine_type == machine]
@@ -153,6 +218,10 @@ def _check_ranges(before: Record, after: Record) -> None:
             raise Refused(f"400 resourceInUse: the secondary range {name} is used by a cluster.")
 
 
+def project_number(project: str) -> str:
+    return str(10**11 + zlib.crc32(project.encode()))
+
+
 def key_of(kind: str, record: Record) -> str:
     parts = [str(record[name]) for name in IDENTITY.get(kind, DEFAULT_IDENTITY) if record.get(name)]
     return f"{kind}/{'/'.join(parts)}"
@@ -168,6 +237,12 @@ def computed_values(kind: str, record: Record) -> Record:
             "email": email,
             "member": f"serviceAccount:{email}",
             "name": f"projects/{record['project']}/serviceAccounts/{email}",
+        }
+    if kind == "google_project":
+        values = {
+            "id": f"projects/{record['project_id']}",
+            "name": record["project_id"],
+            "number": project_number(record["project_id"]),
         }
     if kind == "google_compute_network":
         values["id"] = f"projects/{record['project']}/global/networks/{record['name']}"

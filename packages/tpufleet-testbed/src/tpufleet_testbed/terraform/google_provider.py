@@ -32,6 +32,8 @@ PROVIDER_ARGUMENTS = {
     "project": {"type": "string"},
     "region": {"type": "string"},
     "default_labels": {"type": ["map", "string"]},
+    "billing_project": {"type": "string"},
+    "user_project_override": {"type": "bool"},
 }
 # A change of these replaces the resource.
 IMMUTABLE = {
@@ -51,7 +53,7 @@ MESSAGES = protocol.MESSAGES
 
 @cache
 def provider_schema() -> dict[str, Any]:
-    """{"provider": version, "resources": {type: {"arguments": …, "computed": […]}}}"""
+    """{"provider": version, "resources": {type: {"arguments": …, "computed": […]}}, "data": …}"""
     schema: dict[str, Any] = json.loads(SCHEMA_FILE.read_text())
     return schema
 
@@ -72,12 +74,21 @@ class GoogleProvider:
                 )
                 for kind, declared in resources.items()
             ],
+            data_source_schemas=[
+                MESSAGES["SchemaEntry"](
+                    key=kind, value=_schema(declared["arguments"], declared["computed"])
+                )
+                for kind, declared in provider_schema()["data"].items()
+            ],
         )
 
     def PrepareProviderConfig(self, request: Any) -> Any:
         return MESSAGES["PrepareResponse"](prepared_config=request.config)
 
     def ValidateResourceTypeConfig(self, request: Any) -> Any:
+        return MESSAGES["Diagnostics"]()
+
+    def ValidateDataSourceConfig(self, request: Any) -> Any:
         return MESSAGES["Diagnostics"]()
 
     def Configure(self, request: Any) -> Any:
@@ -95,6 +106,12 @@ class GoogleProvider:
         found = self._cloud.read(request.type_name, state) if state else None
         whole = _complete(request.type_name, found) if found is not None else None
         return MESSAGES["ReadResponse"](new_state=protocol.encode(whole))
+
+    def ReadDataSource(self, request: Any) -> Any:
+        config = protocol.decode(request.config)
+        known = computed_values(request.type_name, config)
+        state = {name: known.get(name) if each is None else each for name, each in config.items()}
+        return MESSAGES["ReadDataResponse"](state=protocol.encode(state))
 
     def PlanResourceChange(self, request: Any) -> Any:
         prior = protocol.decode(request.prior_state)

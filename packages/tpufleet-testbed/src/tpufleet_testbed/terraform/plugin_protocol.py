@@ -39,7 +39,7 @@ NestedBlock: 1 type_name string, 2 block Block, 3 nesting int64, 4 min_items int
 Block: 1 version int64, 2 attributes *Attribute, 3 block_types *NestedBlock
 Schema: 1 version int64, 2 block Block
 SchemaEntry: 1 key string, 2 value Schema
-GetSchema: 1 provider Schema, 2 resource_schemas *SchemaEntry
+GetSchema: 1 provider Schema, 2 resource_schemas *SchemaEntry, 3 data_source_schemas *SchemaEntry
 ConfigRequest: 1 config DynamicValue
 PrepareResponse: 1 prepared_config DynamicValue
 Diagnostics: 1 diagnostics *Diagnostic
@@ -53,6 +53,8 @@ PlanResponse: 1 planned_state DynamicValue, 2 requires_replace *AttributePath,
     4 diagnostics *Diagnostic
 ApplyRequest: 1 type_name string, 2 prior_state DynamicValue, 3 planned_state DynamicValue
 ApplyResponse: 1 new_state DynamicValue, 3 diagnostics *Diagnostic
+ReadDataRequest: 1 type_name string, 2 config DynamicValue
+ReadDataResponse: 1 state DynamicValue, 2 diagnostics *Diagnostic
 ImportRequest: 1 type_name string, 2 id string
 ImportedResource: 1 type_name string, 2 state DynamicValue
 ImportResponse: 1 imported_resources *ImportedResource, 2 diagnostics *Diagnostic
@@ -62,9 +64,11 @@ METHODS = {
     "GetSchema": "Empty",
     "PrepareProviderConfig": "ConfigRequest",
     "ValidateResourceTypeConfig": "Empty",
+    "ValidateDataSourceConfig": "Empty",
     "Configure": "Empty",
     "UpgradeResourceState": "UpgradeRequest",
     "ReadResource": "ReadRequest",
+    "ReadDataSource": "ReadDataRequest",
     "PlanResourceChange": "PlanRequest",
     "ApplyResourceChange": "ApplyRequest",
     "ImportResourceState": "ImportRequest",

@@ -15,7 +15,8 @@ from tests.testbed.cloud_tpu.node_sentences import NODE_SENTENCES
 from tests.testbed.cloud_tpu.queue_sentences import OTHER_SENTENCES, QUEUE_SENTENCES
 from tests.testbed.cloud_tpu.sentences import Sentence
 from tpufleet_testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
-from tpufleet_testbed.cloud_tpu.locations import DurationRange, Latencies
+from tpufleet_testbed.cloud_tpu.locations import Latencies
+from tpufleet_testbed.latencies import DurationRange
 
 ROWS = (*rows.ROWS, *GUIDE_ROWS)
 SENTENCES = (*NODE_SENTENCES, *QUEUE_SENTENCES, *OTHER_SENTENCES)

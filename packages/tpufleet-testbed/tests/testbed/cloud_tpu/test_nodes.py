@@ -79,6 +79,21 @@ def test_without_stock_the_operation_fails_with_the_message_of_the_api(emulated,
     assert names(world) == ["a"]
 
 
+def test_stock_that_is_reserved_is_listed_as_a_reservation_with_what_is_used_of_it(emulated):
+    limit = CapacityLimit(most=3, accelerator="v5litepod-4", capacity="reserved", zone=ZONE)
+    world = emulated(stock=CloudCapacity(nodes=(limit, CapacityLimit(most=9, capacity="spot"))))
+    create(world, "spot")
+    reserved = node(spot=False)
+    reserved.scheduling_config.reserved = True
+    world.client.create_node(parent=PARENT, node_id="a", node=reserved, timeout=900)
+    [found] = world.alpha_client.list_reservations({"parent": PARENT})
+    assert found.name == f"{PARENT}/reservations/reservation-0" and found.state.name == "ACTIVE"
+    shown = found.standard
+    assert (shown.size, shown.usage.total, shown.capacity_units.name) == (12, 4, "CHIPS")
+    everywhere = world.alpha_client.list_reservations({"parent": "projects/p/locations/-"})
+    assert [each.name for each in everywhere] == [found.name]
+
+
 def test_exceeding_quota_fails_the_call_and_preempted_nodes_count(emulated):
     world = emulated(stock=CloudCapacity(quota=(CapacityLimit(most=4, capacity="spot"),)))
     create(world, "a")

@@ -9,6 +9,7 @@ import tarfile
 
 import pytest
 
+from tests.repository import ROOT
 from tpufleet.errors import BadInput
 from tpufleet_gke.environment.cloud_build import pipelines
 from tpufleet_testbed.kubernetes.image import builder, containerfile, oci
@@ -146,3 +147,9 @@ def test_every_variant_has_pinned_packages_and_a_pipeline():
     assert "jax" not in packages["server"] and "jax" in packages["agent"]
     assert packages["server"] < packages["agent"] < packages["tpu"] < packages["trainer"]
     assert {"flax", "grain", "orbax-checkpoint"} <= packages["trainer"]
+
+
+def test_our_image_is_built_on_a_base_that_a_digest_names():
+    by_digest = "docker.io/library/debian@sha256:" + "0" * 64
+    text = (ROOT / "deploy" / "docker" / "Containerfile").read_text()
+    assert containerfile.parse(text, {"BASE": by_digest})[0].base == by_digest

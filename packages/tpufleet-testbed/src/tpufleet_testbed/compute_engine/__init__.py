@@ -1,0 +1,1 @@
+"""Emulator of Compute Engine for TPUs: instances, templates, managed groups, policies, REST."""
