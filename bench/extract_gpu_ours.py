@@ -85,8 +85,9 @@ def build(
         device=device,
         dtype=jnp.bfloat16,
         activation=arch.activation,
-        biased=False,
+        biased=arch.mlp_bias,
         width=arch.hidden,
+        experts=bool(arch.experts),
         mesh=mesh,
     )
     forward = decoder.Forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput
 
 
 def check_choice(what: str, value: object, choices: Collection[object]) -> None:
@@ -14,15 +14,7 @@ def check_choice(what: str, value: object, choices: Collection[object]) -> None:
         raise BadInput(f"{what} {value!r} is not one of {', '.join(map(str, choices))}")
 
 
-def unreadable(path: str | Path, reason: object) -> BadInput:
-    return BadInput(f"{path} cannot be read: {reason}")
-
-
 def no_split(path: str | Path, split: str | None, splits: Sequence[str]) -> BadInput:
     what = f"no split {split!r}" if split else "several splits"
     choice = f"choose one with --split: {', '.join(splits)}" if splits else "omit --split"
     return BadInput(f"{path} has {what}; {choice}")
-
-
-def missing(path: str | Path) -> NotFound:
-    return NotFound(f"{path} does not exist")

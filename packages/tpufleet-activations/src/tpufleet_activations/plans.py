@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tpufleet.errors import Conflict, NotFound
+from tpufleet.errors import Conflict, NotFound, unreadable
 from tpufleet.runtime.object_store import ObjectStore
 from tpufleet.runtime.units import Commit
-from tpufleet_activations.input_errors import unreadable
 
 PLAN_FILE = "plan.json"
 CHECKED_COMMITS = 16

@@ -16,7 +16,7 @@ from tpufleet.errors import BadInput
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, verification
 from tpufleet_activations.io.storage import LocalFolder
-from tpufleet_activations.pipeline import calibration, extraction
+from tpufleet_activations.pipeline import batches, calibration, extraction
 from tpufleet_activations.pipeline.calibration import Calibration
 
 HOUR = 3600.0
@@ -67,20 +67,27 @@ def plan(hours: float, rate: float = 700_000, **changes) -> plans.ExtractionPlan
     return plans.ExtractionPlan(**{**body, **changes})
 
 
-# As measured: an H200 with the shape of Qwen2.5-0.5B.
-H200 = {16384: 648_900, 32768: 670_993, 65536: 680_103}
+# As measured: an H200 with the shape of Qwen2.5-0.5B. The largest is assumed.
+H200 = {16384: 648_900, 32768: 670_993, 65536: 680_103, 131072: 681_000}
+EQUAL = {16384: 1e4, 32768: 1e4, 65536: 1e4}
 
 
 @pytest.mark.parametrize(
     "rates, hours, force, tried, chosen",
     [
         (H200, 0.01, False, {32768}, 32768),
-        (H200, 2.0, False, {16384, 32768, 65536}, 32768),
-        (H200, 0.05, True, {16384, 32768, 65536}, 32768),
-        ({16384: 10e3, 32768: 10e3, 65536: 10e3}, 2.0, False, {16384, 32768, 65536}, 16384),
-        ({16384: 5e5, 32768: 7e5, 65536: 9e5}, 2.0, False, {16384, 32768, 65536}, 65536),
+        (H200, 2.0, False, {32768, 65536, 131072}, 65536),
+        (H200, 0.05, True, {32768, 65536, 131072}, 65536),
+        (EQUAL, 2.0, False, {16384, 32768, 65536}, 16384),
+        (
+            {8192: 9e5, 16384: 9e5, 32768: 7e5, 65536: 5e5},
+            2.0,
+            False,
+            {8192, 16384, 32768, 65536},
+            8192,
+        ),
     ],
-    ids=["short run", "long run", "forced", "small device", "large device"],
+    ids=["short run", "long run", "forced", "alike", "faster with small ones"],
 )
 def test_the_smallest_batch_near_the_best_rate_is_chosen(
     tmp_path, rates, hours, force, tried, chosen
@@ -150,7 +157,7 @@ def test_another_error_is_not_taken_for_a_lack_of_memory(tmp_path):
 
 
 def test_workers_with_the_same_devices_use_the_same_batches(tmp_path):
-    first, second = Device({16384: 1e4, 32768: 1e4, 65536: 1e4}), Device(H200)
+    first, second = Device(EQUAL), Device(H200)
     for device, origin in ((first, "measured"), (second, "dataset")):
         found = calibration.calibrate(
             device, plan(2.0), LocalFolder(tmp_path), clock=lambda device=device: device.now
@@ -160,17 +167,32 @@ def test_workers_with_the_same_devices_use_the_same_batches(tmp_path):
     other = Device(H200)
     other.device_kind = "NVIDIA A100"
     found = calibration.calibrate(other, plan(2.0), LocalFolder(tmp_path), clock=lambda: other.now)
-    assert found.batch_tokens == 32768
+    assert found.batch_tokens == 65536
 
 
 def test_the_next_run_measures_nothing(tmp_path):
-    device = Device(H200)
+    device, computed = Device(H200), []
     for dataset in ("a", "b"):
         found = calibration.calibrate(
             device, plan(0.01), LocalFolder(tmp_path / dataset), clock=lambda: device.now
         )
         assert found.tokens_per_second == pytest.approx(670_993)
-    assert len(device.sizes) == 1 + 2 * calibration.STEPS  # not timed, then timed
+        computed.append(len(device.sizes))
+    assert computed[0] == computed[1] > 0
+
+
+@pytest.mark.parametrize(
+    "batching, tokens, size",
+    [("auto", 4e6, 32768), ("auto", 50e3, 16384), ("bucket", 4e6, 8192)],
+)
+def test_packed_batches_have_one_shape_to_fill(batching, tokens, size):
+    given = plan(
+        1.0,
+        batching=batching,
+        batch_tokens=batches.choose_batch_tokens(tokens, 16),
+        estimate={"tokens": tokens, "default_batch": True},
+    )
+    assert calibration.starting_size(given, varlen=True) == size
 
 
 @pytest.mark.parametrize(

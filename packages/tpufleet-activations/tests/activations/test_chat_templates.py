@@ -193,5 +193,5 @@ def test_prompts_keep_the_date_of_their_plan(tmp_path):
 
 
 def test_a_template_that_cannot_be_read_is_reported():
-    with pytest.raises(BadInput, match="chat template cannot be read"):
+    with pytest.raises(BadInput, match="cannot read the chat template"):
         chat_templates.ChatTemplate("{% for %}", {}, TODAY)

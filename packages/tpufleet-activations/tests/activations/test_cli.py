@@ -160,7 +160,7 @@ def reshaped(weights: dict) -> dict:
 
 
 WEIGHT_FAULTS = [
-    (quantized, "up_proj.weight is stored as F8_E4M3"),
+    (quantized, "up_proj.weight_scale_inv has shape [1], expected [1, 1]"),
     (eight_bit, "q_proj.weight is stored as I8"),
     (without("model.layers.1.input_layernorm.weight"), "layers.1.input_layernorm.weight"),
     (without("model.embed_tokens.weight"), "embed_tokens.weight"),
@@ -534,7 +534,7 @@ def test_the_peak_of_every_generation_is_known():
         (["--shard-gb", "-1"], "not in the range"),
         (["--max-samples", "-3"], "not in the range"),
         (["--chips", "v9-8"], "unknown TPU type"),
-        (["--site", "resid_mid.1"], "resid_post"),
+        (["--site", "resid_middle.1"], "resid_post"),
         (["--site", "resid_post.99"], "layers 0 to"),
         (["--site", "resid_post.2-0"], "layers 0 to"),
         (["--kind", "text"], "no data|skipped|samples"),
@@ -588,7 +588,7 @@ def test_a_lease_that_no_date_can_hold_is_rejected(tmp_path, option):
 def test_invalid_options_of_a_run_are_invalid_input(tmp_path):
     synthetic.extract(LocalFolder(tmp_path), synthetic.plan())
     code, text = tpu("run", tmp_path, "--mesh", "data=x", "--quiet")
-    assert code == 2 and "invalid mesh" in text
+    assert code == 2 and "is not a mesh" in text
 
 
 @pytest.mark.parametrize(

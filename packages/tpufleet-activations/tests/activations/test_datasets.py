@@ -484,7 +484,7 @@ def test_a_plan_is_read_back_as_written(folder):
     assert plans.load(folder).identity == wanted.identity
     assert plans.load(folder).buckets == (16, 32)
     body = json.loads(folder.read("plan.json"))
-    with pytest.raises(BadInput, match=r"plan\.json cannot be read"):
+    with pytest.raises(BadInput, match=r"cannot read .*plan\.json"):
         plans.from_json(b'{"model"')
     with pytest.raises(BadInput, match=r"missing .*model_digest"):
         plans.from_json(b'{"model": "x"}')

@@ -215,7 +215,7 @@ def test_invalid_sources_are_rejected_with_a_message(tmp_path):
 def test_a_damaged_table_is_reported(tmp_path, name, content, kind):
     (tmp_path / name).write_bytes(content)
     (tmp_path / "a.arrow").write_bytes(b"nor arrow")
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="cannot read"):
         sources.open_source({"kind": kind, "path": str(tmp_path)})
 
 
@@ -408,7 +408,7 @@ def test_one_bad_sample_does_not_stop_the_others(tmp_path, model_folder, record,
 
 def test_a_damaged_tokenizer_is_reported(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(BadInput, match=r"tokenizer\.json cannot be read"):
+    with pytest.raises(BadInput, match=r"cannot read .*tokenizer\.json"):
         tokenization.Tokenizer(tmp_path)
 
 

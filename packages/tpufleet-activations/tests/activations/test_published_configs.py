@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ import pytest
 
 from tests.activations.test_decoder import CLOSE, FIXTURES, run
 from tpufleet.errors import BadInput
-from tpufleet_activations.model import architectures
-from tpufleet_activations.model.config_defaults import DEFAULTS
+from tpufleet_activations.model import architectures, families, sites, weights
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_configs.json").read_text())
 # Parameters in billions without output heads and vision towers, from the model cards' exact
@@ -36,6 +36,11 @@ BILLIONS = {
     "google/gemma-3-12b-pt": 11.766,
     "google/gemma-3-27b-pt": 27.009,
     "allenai/OLMo-2-1124-7B": 7.299 - 0.411,
+    "microsoft/phi-4": 14.660 - 0.514,
+    "HuggingFaceTB/SmolLM3-3B": 3.075,
+    "ibm-granite/granite-3.1-8b-instruct": 8.171,
+    "mistralai/Mixtral-8x7B-v0.1": 46.703 - 0.131,
+    "Qwen/Qwen3-30B-A3B": 30.532 - 0.311,
 }
 
 
@@ -73,44 +78,55 @@ def assert_same_model(config: dict) -> None:
     """Shapes and settings of every layer equal those of transformers' modules."""
     parsed, model = reference(config)
     arch = parse(config)
-    assert (arch.layers, arch.vocabulary) == (len(model.layers), model.embed_tokens.num_embeddings)
-    for number, layer in enumerate(model.layers):
-        attention = layer.self_attn
+    names = families.FAMILIES[arch.family].names
+    # transformers joins experts when it loads them.
+    joined = lambda name: "mlp.experts." in name or "block_sparse_moe." in name
+    theirs = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    ours = dict(weights.checkpoint_weights(arch, arch.layers, final_norm=True, head=False))
+    assert {name: shape for name, shape in ours.items() if not joined(name)} == {
+        name: shape
+        for name, shape in theirs.items()
+        if not (joined(name) or (arch.experts and ".mlp.gate." in name and name not in ours))
+    }
+    layers = model.h if arch.family == "gpt2" else model.layers
+    for number, layer in enumerate(layers):
+        attention = layer.get_submodule(names["out"].rpartition(".")[0])
         assert attention.scaling == pytest.approx(arch.attention_scale)
         assert getattr(attention, "attn_logit_softcapping", None) == arch.softcap
-        # Mistral's window is part of the configuration alone.
+        # The window of some is part of the configuration alone.
         window = getattr(attention, "sliding_window", None)
-        if arch.family == "mistral":
+        if arch.family in ("mistral", "mixtral", "phi3"):
             window = parsed.sliding_window
         assert (arch.window if arch.windowed[number] else None) == window
-    first = model.layers[0]
-    attention, mlp = first.self_attn, first.mlp
-    assert (attention.q_proj.in_features, mlp.gate_proj.out_features) == (
-        arch.hidden,
-        arch.intermediate,
-    )
-    assert attention.q_proj.out_features == arch.heads * arch.head_dim
-    assert attention.k_proj.out_features == arch.kv_heads * arch.head_dim
-    assert attention.head_dim == arch.head_dim
-    biased = [module.bias is not None for module in (attention.q_proj, attention.o_proj)]
-    assert biased == [arch.qkv_bias, arch.out_bias]
-    assert (mlp.gate_proj.bias is not None) == arch.mlp_bias
-    norm = first.post_attention_layernorm
+    first = layers[0]
+    norm = first.get_submodule(names["attention_norm" if arch.pre_norms else "attention_post_norm"])
     epsilon = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
     assert epsilon == arch.norm_epsilon
-    activation = {"silu": "SiLUActivation", "gelu_tanh": "GELUTanh"}[arch.activation]
-    assert type(first.mlp.act_fn).__name__ in (activation, "SiLU")
-    assert getattr(model.embed_tokens, "scalar_embed_scale", 1.0) == pytest.approx(
-        arch.embedding_scale
-    )
+    function = getattr(first.mlp, "act_fn", None) or getattr(first.mlp, "act", None)
+    kinds = {
+        "silu": ("SiLUActivation", "SiLU"),
+        "gelu_tanh": ("GELUTanh", "NewGELUActivation"),
+        "gelu": ("GELUActivation",),
+    }
+    assert function is None or type(function).__name__ in kinds[arch.activation]
+    scale = getattr(model, "embedding_multiplier", 1.0)
+    scale *= getattr(model.get_submodule(names["embed"]), "scalar_embed_scale", 1.0)
+    assert scale == pytest.approx(arch.embedding_scale)
+    assert getattr(first, "residual_multiplier", 1.0) == arch.residual_scale
+    if arch.experts:
+        routed = getattr(first.mlp, "router", None) or first.mlp.gate
+        assert (routed.num_experts, routed.top_k) == (arch.experts, arch.experts_per_token)
+        assert getattr(routed, "norm_topk_prob", True) == arch.experts_normalized
+    if arch.learned_positions:
+        return
     rotary = type(model.rotary_emb)(parsed)
-    for rope, is_local in set(zip(arch.rope, arch.windowed, strict=True)):
-        nested = arch.family == "gemma3_text"
-        kind = ("sliding_attention_" if is_local else "full_attention_") if nested else ""
-        frequencies = getattr(rotary, f"{kind}inv_freq").numpy()
+    rotated = [getattr(getattr(layer, "self_attn", None), "use_rope", 1) for layer in layers]
+    for rope, is_local, turns in set(zip(arch.rope, arch.windowed, rotated, strict=True)):
+        kind = "sliding_attention_" if is_local else "full_attention_"
+        kind = kind if hasattr(rotary, f"{kind}inv_freq") else ""
+        frequencies = getattr(rotary, f"{kind}inv_freq").numpy() * turns
         np.testing.assert_allclose(rope.frequencies, frequencies, rtol=1e-5)
-        scale = getattr(rotary, f"{kind}attention_scaling")
-        assert rope.scale == pytest.approx(scale)
+        assert not turns or rope.scale == pytest.approx(getattr(rotary, f"{kind}attention_scaling"))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -127,21 +143,39 @@ ONE_OF_EACH = {
     "gemma2": "google/gemma-2-2b",
     "gemma3_text": "google/gemma-3-1b-pt",
     "olmo2": "allenai/OLMo-2-0425-1B",
+    "olmo3": "allenai/Olmo-3-1025-7B",
+    "gpt2": "openai-community/gpt2",
+    "gpt_neox": "EleutherAI/pythia-410m",
+    "phi3": "microsoft/phi-4",
+    "smollm3": "HuggingFaceTB/SmolLM3-3B",
+    "granite": "ibm-granite/granite-3.1-8b-instruct",
+    "mixtral": "mistralai/Mixtral-8x7B-v0.1",
+    "qwen3_moe": "Qwen/Qwen3-30B-A3B",
+    "gpt_oss": "openai/gpt-oss-20b",
 }
 ABSENT = [
     (family, key)
     for family, name in ONE_OF_EACH.items()
     for key in PUBLISHED[name]
-    if key in DEFAULTS[family]
-    # A default of 32 or 16 key-value heads does not fit the heads of these sizes.
+    if families.FAMILIES[family].renamed.get(key, key) in families.FAMILIES[family].defaults
+    # Default numbers of heads do not fit the others of these sizes.
     and (key != "num_key_value_heads" or family not in ("qwen2", "qwen3", "gemma"))
+    and (key, family) != ("num_attention_heads", "phi3")
 ]
+PER_LAYER = {"layer_types", "no_rope_layers"}
 
 
 @pytest.mark.parametrize("family, key", ABSENT)
 def test_an_absent_key_has_the_default_that_the_family_publishes(family, key):
     config = {name: value for name, value in PUBLISHED[ONE_OF_EACH[family]].items() if name != key}
-    assert_same_model({**config, "num_hidden_layers": 8} if key != "num_hidden_layers" else config)
+    depth = "n_layer" if family == "gpt2" else "num_hidden_layers"
+    if key == depth:
+        config = {name: value for name, value in config.items() if not name.endswith("_types")}
+    else:
+        config[depth] = 8
+        for name in PER_LAYER & set(config):
+            config[name] = config[name][:8]
+    assert_same_model(config)
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH)
@@ -155,14 +189,18 @@ def test_a_configuration_without_any_key_is_the_default_of_the_family(family):
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("qwen2", {"is_causal": False}, "is_causal"),
-        ("gemma2", {"hidden_activation": "gelu"}, "activation function 'gelu'"),
+        ("gemma2", {"hidden_activation": "mish"}, "activation function 'mish'"),
         ("llama", {"hidden_act": "relu"}, "activation function 'relu'"),
         ("qwen3", {"layer_types": ["chunked_attention"] * 28, "use_sliding_window": True}, "chunk"),
         ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama", {"sliding_window": 4096}, "sliding_window"),
         ("mistral", {"attention_bias": True}, "attention_bias"),
-        ("qwen2", {"quantization_config": {"quant_method": "gptq"}}, "quantized"),
+        ("qwen2", {"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq'"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ("smollm3", {"use_sliding_window": True}, "use_sliding_window"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha"),
         ("qwen2", {"num_experts": 8}, "num_experts"),
         ("olmo2", {"clip_qkv": 8.0}, "clip_qkv"),
         ("qwen2", {"hidden_size": None}, "hidden_size is null"),
@@ -195,6 +233,15 @@ def shrink(config: dict) -> dict:
         "max_window_layers": 7,
         "query_pre_attn_scalar": 20,
         "head_dim": 12,
+        "num_local_experts": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "experts_per_token": 2,
+        "moe_intermediate_size": 24,
+        "n_embd": 32,
+        "n_layer": 7,
+        "n_head": 4,
+        "no_rope_layers": (text.get("no_rope_layers") or [])[:7],
         "layer_types": (text.get("layer_types") or [])[:7],
     }
     for key in set(text) & set(small):
@@ -296,3 +343,15 @@ def test_fixture_models_of_all_families_exist():
     configs = (json.loads(path.read_text()) for path in FIXTURES.glob("*/config.json"))
     kinds = {config["model_type"] for config in configs}
     assert kinds == set(architectures.FAMILIES)
+
+
+def documented(title: str) -> set[str]:
+    """What stands as code in the first column of a table of docs/extraction.md."""
+    page = (Path(__file__).parents[4] / "docs" / "extraction.md").read_text()
+    rows = page.split(f"| {title} |", 1)[1].split("\n\n", 1)[0].splitlines()
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+
+
+def test_the_documentation_lists_every_family_and_every_site():
+    assert documented("`model_type`") == {*architectures.FAMILIES, *architectures.NESTED}
+    assert {name.partition(".")[0] for name in documented("site")} == set(sites.Site)

@@ -24,9 +24,9 @@ import jax
 import numpy as np
 import pytest
 
-from tests.activations.test_decoder import QWEN
+from tests.activations.test_decoder import FIXTURES, QWEN
 from tests.activations.test_decoder import run as forward_pass
-from tests.activations.tiny_model import SMALL_DEVICES
+from tests.activations.tiny_model import SMALL_DEVICES, write_tokenizer
 from tpufleet.errors import BadInput, Conflict, FleetError
 from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
@@ -76,10 +76,11 @@ def make(tmp_path, model_folder):
             "batch_tokens": 256,
             "dtype": "f32",
             "compute": "f32",
+            "model": str(model_folder),
             **settings,
         }
         data = {"kind": "jsonl", "path": str(tmp_path / "data.jsonl")}
-        plan = planning.make_plan(model=str(model_folder), data=data, **options)
+        plan = planning.make_plan(data=data, **options)
         plans.write(folder, plan)
         return folder
 
@@ -102,6 +103,22 @@ def contents(folder) -> dict:
         for sample in dataset
         for site in dataset.sites
     }
+
+
+def test_heads_patterns_and_chosen_experts_are_stored(make, tmp_path):
+    model = tmp_path / "experts"
+    shutil.copytree(FIXTURES / "qwen3-moe", model)
+    write_tokenizer(model)
+    choices = ["experts.1", "top_tokens.3", "attn_pattern.2.[0,3]", "k.0.1", "attn_scale.0"]
+    folder = make("a", choices=choices, model=str(model))
+    extraction.run(folder, settings())
+    data = datasets.Dataset(folder)
+    expected = forward_pass(model, choices, data.tokens(0)[None])
+    assert data.read(0, "experts.1").dtype == data.read(0, "top_tokens.3").dtype == np.int32
+    for site in data.sites:
+        stored, values = data.read(0, site), expected[site][0]
+        np.testing.assert_allclose(stored[:, : values.shape[1]], values, rtol=1e-4, atol=1e-5)
+        assert not stored[:, values.shape[1] :].any()  # of a pattern, behind the sample
 
 
 def test_stored_activations_equal_a_forward_pass_of_the_sample(make, model_folder):

@@ -62,8 +62,7 @@ def verify(context: click.Context, out: str, quick: bool, sweep: bool, as_json: 
     output.show_report(report, out, as_json=as_json)
     if sweep:
         deleted = verification.delete_leftovers(storage)
-        units = f"{report.committed:,} of {report.units:,} units are committed"
-        click.echo(f"deleted {len(deleted):,} leftovers; {units}", err=as_json)
+        click.echo(f"deleted {len(deleted):,} leftovers", err=as_json)
     context.exit(0 if report.intact else 1)
 
 

@@ -163,7 +163,7 @@ def _launch(out: str, specs: Sequence[JobSpec], options: dict[str, Any]) -> None
         output.print_json({"jobs": rows, "running_already": running})
         return
     for row in rows:
-        output.print_status(f"submitted {row.name} as {row.id} on {options['tpu_type']}")
+        output.print_submitted(row, options["tpu_type"], err=True)
     if running:
         output.print_status(f"{running} workers are already running")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import install_command
+from tpufleet.errors import not_installed
 from tpufleet.runtime.units import DamagedRecord
 from tpufleet.views.cli.entry_points import registered
 from tpufleet.views.cli.registry import LazyCommand, LazyGroup
@@ -80,9 +80,8 @@ class ExtractGroup(LazyGroup):
                 raise
             raise click.ClickException(f"{error.filename}: {error.strerror}") from error
         except ModuleNotFoundError as error:
-            raise click.ClickException(
-                f"{error.name} is not installed\n  next: {install_command('tpufleet[extract]')}"
-            ) from error
+            problem = str(not_installed(str(error.name), "tpufleet[extract]"))
+            raise click.ClickException(problem) from error
 
 
 extract = ExtractGroup(

@@ -13,7 +13,7 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, unreadable
 
 SPECIAL_TOKENS = (
     "bos_token",
@@ -75,7 +75,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(text)
         except jinja2.TemplateError as error:
-            raise BadInput(f"the chat template cannot be read: {error}") from error
+            raise unreadable("the chat template", error) from error
 
     def render(
         self,

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpufleet.errors import NotFound
-from tpufleet_activations.input_errors import unreadable
+from tpufleet.errors import NotFound, unreadable
 from tpufleet_activations.io.file_digests import file_version
 from tpufleet_activations.io.remote_files import fetch
 

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from tpufleet_activations.input_errors import missing, no_split, unreadable
+from tpufleet.errors import missing, unreadable
+from tpufleet_activations.input_errors import no_split
 from tpufleet_activations.inputs.samples import DEFAULT_SPLIT
 
 # Raised for times that are too precise or too far for `datetime`, or of an unknown time zone.

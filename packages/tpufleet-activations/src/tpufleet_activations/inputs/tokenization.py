@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from tpufleet.errors import BadInput
-from tpufleet_activations.input_errors import check_choice, missing, unreadable
+from tpufleet.errors import BadInput, missing, unreadable
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs import chat_templates, contexts
 from tpufleet_activations.inputs.samples import Sample, TokenizedSample
 

@@ -258,10 +258,10 @@ class Dataset:
         return data
 
     def _truncated(self, shard: shards.ShardFile) -> NotFound:
-        return NotFound(
-            f"{self._path(shard.name)} ends before its {shard.size:,} bytes; run "
-            f"{extract_command('verify', self.storage.url)}"
-        )
+        return self._verify(f"{self._path(shard.name)} ends before its {shard.size:,} bytes")
+
+    def _verify(self, problem: object) -> NotFound:
+        return NotFound(f"{problem}; run {extract_command('verify', self.storage.url)}")
 
     @contextmanager
     def _naming_verify(self) -> Iterator[None]:
@@ -269,7 +269,7 @@ class Dataset:
         try:
             yield
         except NotFound as error:
-            raise NotFound(f"{error}; run {extract_command('verify', self.storage.url)}") from error
+            raise self._verify(error) from error
 
     def _open_map(self, name: str) -> np.ndarray:
         # Slices of a memmap are slow.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import ml_dtypes
 import numpy as np
 
@@ -27,7 +29,8 @@ NUMPY_DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
-# The dtypes of a plan.
+# The dtypes of a plan. Sites whose values are numbers of something are integers in all.
+INTEGER_SITES = ("experts", "top_tokens")
 STORED_DTYPES = {"bf16": "BF16", "f32": "F32"}
 
 
@@ -54,6 +57,14 @@ def as_float32(values: np.ndarray) -> np.ndarray:
     return wide.view(np.float32)
 
 
-def bytes_per_row(width: int, name: str) -> int:
-    """Bytes of one token's vector."""
-    return width * stored_dtype(name).itemsize
+def site_dtype(site: str, name: str) -> str:
+    """The safetensors name of the type of a site's values."""
+    check_choice("dtype", name, STORED_DTYPES)
+    return "I32" if site.partition(".")[0] in INTEGER_SITES else STORED_DTYPES[name]
+
+
+def bytes_per_token(widths: Mapping[str, int], name: str) -> int:
+    """Bytes of one token's vectors."""
+    return sum(
+        width * NUMPY_DTYPES[site_dtype(site, name)].itemsize for site, width in widths.items()
+    )

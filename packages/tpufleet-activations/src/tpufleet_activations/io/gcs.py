@@ -10,9 +10,9 @@ from google.api_core import exceptions
 from google.cloud import storage  # type: ignore[attr-defined]  # a namespace package
 from google.cloud.storage.retry import DEFAULT_RETRY
 
+from tpufleet.errors import missing
 from tpufleet.runtime.gcs import connect, in_new_sessions, upload_options
 from tpufleet.runtime.gcs_errors import compressed, translate_errors
-from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io.storage import BucketStorage
 
 

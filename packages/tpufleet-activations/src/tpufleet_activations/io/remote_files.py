@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
-from tpufleet_activations.input_errors import missing
+from tpufleet.errors import BadInput, Conflict, FleetError, NotFound, missing
 from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.storage import Storage, read_exactly
 

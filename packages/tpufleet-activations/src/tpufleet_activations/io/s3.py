@@ -28,9 +28,9 @@ from tpufleet.errors import (
     PermissionMissing,
     ProviderError,
     ProviderUnavailable,
+    missing,
 )
 from tpufleet.runtime.object_store import PARALLEL_READS
-from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io.storage import BucketStorage
 
 MD5 = re.compile("[0-9a-f]{32}")
@@ -269,9 +269,8 @@ def _translate_errors(url: str) -> Iterator[None]:
         code = _code(error)
         if code in NO_BUCKET:
             bucket = url[url.index("s3://") :].split("/")[2]
-            raise NotFound(
-                f"the bucket s3://{bucket} does not exist; create it with `aws s3 mb s3://{bucket}`"
-            ) from error
+            absent = missing(f"the bucket s3://{bucket}")
+            raise NotFound(f"{absent}; create it with `aws s3 mb s3://{bucket}`") from error
         if code in MISSING:
             raise missing(url) from error
         if code in (*EXPIRED, *WRONG_KEY):

@@ -166,7 +166,8 @@ class _RowReader:
 
     def new_values(self, site: str) -> np.ndarray:
         """For the values of a batch."""
-        width, dtype = self.dataset.plan.widths[site], dtypes.stored_dtype(self.dataset.plan.dtype)
+        width = self.dataset.plan.widths[site]
+        dtype = dtypes.NUMPY_DTYPES[dtypes.site_dtype(site, self.dataset.plan.dtype)]
         memory = self.dataset.memory.take(self.batch * width * dtype.itemsize)
         return memory.view(dtype).reshape(self.batch, width)
 

@@ -27,7 +27,7 @@ class StagingFolder:
     """A folder of this process below a shared base; deleted together with this object."""
 
     def __init__(self, base: Path | None = None):
-        """Without a base, below the system's temporary directory."""
+        """Without a base, below the system's temporary folder."""
         self._base = base
         self._folder: Path | None = None
         self._creating = threading.Lock()  # concurrent writers must share one folder
@@ -77,7 +77,7 @@ def remove_stale(base: Path) -> None:
 
 
 def temporary_base() -> Path:
-    """A per-user base in the system's temporary directory."""
+    """A per-user base in the system's temporary folder."""
     base = Path(tempfile.gettempdir()) / f"tpufleet-staging-{os.getuid()}"
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     if base.stat().st_uid != os.getuid():

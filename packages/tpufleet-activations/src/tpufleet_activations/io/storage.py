@@ -15,11 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from tpufleet.errors import Conflict, FleetError, Permanent, Temporary
+from tpufleet.errors import Conflict, FleetError, Permanent, Temporary, missing
 from tpufleet.runtime import filesystem
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
 from tpufleet_activations.formatting import extract_command
-from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io.aligned_memory import MemoryPool
 from tpufleet_activations.io.direct_file import DirectFile, takes_direct_writes
 from tpufleet_activations.io.shard_writer import BufferStream, DraftFile, MemoryFile, ShardTarget

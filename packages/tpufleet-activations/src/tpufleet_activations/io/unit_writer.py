@@ -161,7 +161,7 @@ def split_samples(
     plan: plans.ExtractionPlan, samples: Sequence[StoredSample], file_bytes: int
 ) -> list[Sequence[StoredSample]]:
     """Consecutive samples that make files of at most `file_bytes`, or of a single sample."""
-    row = sum(dtypes.bytes_per_row(width, plan.dtype) for width in plan.widths.values())
+    row = dtypes.bytes_per_token(plan.widths, plan.dtype)
     groups: list[list[StoredSample]] = [[]]
     size = 0
     for sample in samples:
@@ -193,12 +193,12 @@ def commit_outcome(
 def _tensors(
     plan: plans.ExtractionPlan, tables: Mapping[str, np.ndarray], rows: int
 ) -> list[shards.Tensor]:
-    stored = dtypes.STORED_DTYPES[plan.dtype]
     tensors = [
         shards.Tensor(name=name, dtype=dtypes.DTYPE_NAMES[values.dtype], shape=values.shape)
         for name, values in tables.items()
     ]
     for site in plan.sites:
+        stored = dtypes.site_dtype(site, plan.dtype)
         tensors.append(shards.Tensor(name=site, dtype=stored, shape=(rows, plan.widths[site])))
     return tensors
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -57,8 +58,16 @@ class Attention:
         q_starts = varlen_attention.block_starts(positions, head_dim, packed=packed)
         return RowLayout(segments, positions, q_starts)
 
-    def __call__(self, query: Any, key: Any, value: Any, rows: RowLayout = ONE_SAMPLE) -> Any:
-        """query [batch, length, heads, dim], key and value with kv_heads; returns query's shape."""
+    def __call__(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        rows: RowLayout = ONE_SAMPLE,
+        sinks: Any | None = None,
+    ) -> Any:
+        """query [batch, length, heads, dim], key and value with kv_heads; returns query's shape.
+        `sinks` [heads] are logits that take a share of the attention, and have no value."""
         if self.kernel == "cudnn":
             return jax.nn.dot_product_attention(
                 query,
@@ -77,6 +86,7 @@ class Attention:
                 value,
                 rows.positions,
                 rows.q_starts,
+                sinks,
                 sm_scale=self.scale,
                 window=self.window,
                 softcap=self.softcap,
@@ -86,8 +96,44 @@ class Attention:
         if self.kernel == "splash":
             return _splash(self, query, key, value, segments)
         if self.kernel == "stepped":
-            return _stepped(self, query, key, value, segments)
-        return _plain(self, query, key, value, segments)
+            return _stepped(self, query, key, value, segments, sinks)
+        return _plain(self, query, key, value, segments, sinks)
+
+    def pattern(
+        self, query: Any, key: Any, rows: RowLayout, positions: Any, longest: int, sink: Any | None
+    ) -> Any:
+        """Attention of one head, query and key [batch, length, dim]: for each token the weights of
+        the positions of its sample [batch, length, longest]."""
+        length = query.shape[1]
+        size = math.gcd(length, QUERY_BLOCK)
+
+        def block(start: Any) -> Any:
+            cut = functools.partial(jax.lax.dynamic_slice_in_dim, axis=1)
+            scores = jnp.einsum(
+                "bsd,btd->bst",
+                cut(query, start, size),
+                key,
+                preferred_element_type=jnp.float32,
+            )
+            scores = _capped(self, scores)
+            numbers = start + jnp.arange(size)
+            mask = _mask(self, numbers, jnp.arange(length))[None]
+            if rows.segments is not None:
+                mask = mask & (
+                    cut(rows.segments, start, size)[:, :, None] == rows.segments[:, None]
+                )
+            scores = jnp.where(mask, scores, -jnp.inf)
+            total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+            if sink is not None:
+                total = jnp.logaddexp(total, sink.astype(jnp.float32))
+            weights = jnp.exp(scores - total)
+            first = numbers - cut(positions, start, size)  # of the token's sample
+            columns = first[:, :, None] + jnp.arange(longest)
+            weights = jnp.take_along_axis(weights, jnp.minimum(columns, length - 1), axis=2)
+            return jnp.where(columns <= numbers[None, :, None], weights, 0.0)
+
+        blocks = jax.lax.map(block, jnp.arange(0, length, size))
+        return jnp.moveaxis(blocks, 0, 1).reshape(*query.shape[:2], longest)
 
 
 def choose_kernel(
@@ -98,18 +144,20 @@ def choose_kernel(
     length: int,
     packed: bool,
     softcap: float | None,
+    sinks: bool = False,
     unavailable: Collection[str] = (),
 ) -> str:
     """The kernel for these shapes. `unavailable` ones failed their test on this machine."""
     half = jnp.dtype(dtype).itemsize == 2
-    fused = half and not packed and softcap is None and head_dim <= 256 and head_dim % 8 == 0
+    fused = half and not packed and softcap is None and not sinks
+    fused = fused and head_dim <= 256 and head_dim % 8 == 0
     if platform in GPUS and fused and "cudnn" not in unavailable:
         return "cudnn"
     tiled = half and head_dim in varlen_attention.HEAD_DIMS
     if platform in GPUS and tiled and "varlen" not in unavailable:
         return "varlen"
     # The TPU kernel has no full float32 products.
-    tiled = half and length % 128 == 0 and head_dim % 64 == 0
+    tiled = half and length % 128 == 0 and head_dim % 64 == 0 and not sinks
     if platform == "tpu" and tiled and "splash" not in unavailable:
         return "splash"
     return "stepped" if platform == "cpu" else "plain"
@@ -123,6 +171,7 @@ def unavailable_kernels(
     softcap: float | None,
     window: int | None,
     packed: bool = False,
+    sinks: bool = False,
 ) -> frozenset[str]:
     """Kernels that would be chosen for a model, but that do not run here or disagree with NumPy on
     a small example. What libraries support depends on their version and the chip: cuDNN's head_dim
@@ -136,6 +185,7 @@ def unavailable_kernels(
             length=EXAMPLE_LENGTH,
             packed=packed,
             softcap=softcap,
+            sinks=sinks,
             unavailable=unavailable,
         )
         if kernel in ("plain", "stepped"):
@@ -147,7 +197,9 @@ def unavailable_kernels(
         windows = {None} if window is None else {None, min(window, EXAMPLE_LENGTH // 3)}
         try:
             for size in windows:
-                gap = example_gap(replace(how, window=size), head_dim, dtype, packed=packed)
+                gap = example_gap(
+                    replace(how, window=size), head_dim, dtype, packed=packed, sinks=sinks
+                )
                 if not gap <= 0.02:
                     raise ArithmeticError(f"it differs from plain attention by {gap:.1%}")
             return unavailable
@@ -157,7 +209,9 @@ def unavailable_kernels(
             unavailable |= {kernel}
 
 
-def example_gap(how: Attention, head_dim: int, dtype: Any, *, packed: bool) -> float:
+def example_gap(
+    how: Attention, head_dim: int, dtype: Any, *, packed: bool, sinks: bool = False
+) -> float:
     """The relative difference from NumPy on a small example. Only the kernel is compiled."""
     random = np.random.default_rng(0)
     query, key, value = (
@@ -170,8 +224,9 @@ def example_gap(how: Attention, head_dim: int, dtype: Any, *, packed: bool) -> f
 
     def attend(query: Any, key: Any, value: Any, positions: Any, segments: Any) -> Any:
         layout = how.layout(positions, segments if packed else None, head_dim)
-        return how(query, key, value, layout)
+        return how(query, key, value, layout, logits if sinks else None)
 
+    logits = np.linspace(-1, 2, query.shape[2], dtype=np.float32)
     tried = np.float32(jax.jit(attend)(query, key, value, positions, segments.astype(np.int32)))
     scores = np.einsum(
         "sngd,tnd->ngst",
@@ -185,12 +240,15 @@ def example_gap(how: Attention, head_dim: int, dtype: Any, *, packed: bool) -> f
     allowed = (distance >= 0) & (distance < (how.window or EXAMPLE_LENGTH))
     allowed &= segments[0][:, None] == segments[0]
     weights = np.exp(np.where(allowed, scores, -np.inf))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    sunk = np.exp(logits).reshape(2, 2, 1, 1) if sinks else 0.0
+    weights /= weights.sum(axis=-1, keepdims=True) + sunk
     plain = np.einsum("ngst,tnd->sngd", weights, np.float32(value[0])).reshape(tried.shape)
     return float(np.linalg.norm(tried - plain) / np.linalg.norm(plain))
 
 
-def _plain(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:
+def _plain(
+    how: Attention, query: Any, key: Any, value: Any, segments: Any, sinks: Any | None
+) -> Any:
     batch, length, heads, dim = query.shape
     kv_heads = key.shape[2]
     query = query.reshape(batch, length, kv_heads, heads // kv_heads, dim)
@@ -205,7 +263,11 @@ def _plain(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> A
             own = jax.lax.dynamic_slice_in_dim(segments, start, size, axis=1)
             mask = mask & (own[:, :, None] == segments[:, None, :])
         scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+        if sinks is not None:
+            logits = sinks.astype(jnp.float32).reshape(1, kv_heads, -1, 1, 1)
+            logits = jnp.broadcast_to(logits, (*scores.shape[:-1], 1))
+            scores = jnp.concatenate([scores, logits], axis=-1)
+        weights = jax.nn.softmax(scores, axis=-1)[..., :length].astype(value.dtype)
         return jnp.einsum("bkgst,btkd->bskgd", weights, value)
 
     if length > 2 * QUERY_BLOCK and length % QUERY_BLOCK == 0:
@@ -217,11 +279,13 @@ def _plain(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> A
     return mixed.reshape(batch, length, heads, dim)
 
 
-def _stepped(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:
+def _stepped(
+    how: Attention, query: Any, key: Any, value: Any, segments: Any, sinks: Any | None
+) -> Any:
     """For CPUs: a few sequences at a time, so that their scores fit the cache."""
-    row = functools.partial(_row, how)
 
-    def own_rows(*parts: Any) -> Any:
+    def own_rows(sinks: Any, *parts: Any) -> Any:
+        row = functools.partial(_row, how, sinks)
         batch, length, heads, _ = parts[0].shape
         fitting = SCORES // (heads * STEP * length)
         together = max(size for size in range(1, max(fitting, 1) + 1) if batch % size == 0)
@@ -229,11 +293,11 @@ def _stepped(how: Attention, query: Any, key: Any, value: Any, segments: Any) ->
 
     heads = PartitionSpec(meshes.BATCH_AXES, None, "tensor", None)
     marks = None if segments is None else PartitionSpec(meshes.BATCH_AXES, None)
-    specs = (heads, heads, heads, marks)
-    return meshes.run_sharded(own_rows, how.mesh, specs, heads)(query, key, value, segments)
+    specs = (None if sinks is None else PartitionSpec("tensor"), heads, heads, heads, marks)
+    return meshes.run_sharded(own_rows, how.mesh, specs, heads)(sinks, query, key, value, segments)
 
 
-def _row(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:
+def _row(how: Attention, sinks: Any, query: Any, key: Any, value: Any, segments: Any) -> Any:
     """One sequence [length, heads, dim] in spans, each of which skips the keys after it."""
     length, heads, dim = query.shape
     kv_heads = key.shape[1]
@@ -254,8 +318,12 @@ def _row(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any
                 own = jax.lax.dynamic_slice_in_dim(segments, start, size)
                 mask = mask & (own[:, None] == segments[None, oldest:end])
             scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-            weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+            largest = jnp.max(scores, axis=-1, keepdims=True)
+            weights = jnp.exp(scores - largest)
             total = jnp.sum(weights, axis=-1, keepdims=True)
+            if sinks is not None:
+                logits = sinks.astype(jnp.float32).reshape(kv_heads, -1, 1, 1)
+                total = total + jnp.exp(logits - largest)
             mixed = jnp.einsum(
                 "kgst,ktd->kgsd",
                 weights.astype(values.dtype),

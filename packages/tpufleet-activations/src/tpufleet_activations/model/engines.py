@@ -181,7 +181,7 @@ class Engine:
         forward = self.forward
         params = jax.tree.map(lambda one: (one.shape, str(one.dtype)), self.params)
         settings = (forward.sites, forward.dtype, forward.kernel, sorted(forward.unavailable))
-        kernels = (forward.gate_kernel, forward.platform, sorted(self._options))
+        kernels = (forward.gate_kernel, forward.platform, forward.longest, sorted(self._options))
         return (forward.architecture, *settings, *kernels, params, list(self.mesh.shape.items()))
 
     def finding(self, parts: Any, find: Callable[[], Any]) -> Any:
@@ -263,15 +263,16 @@ def open_engine(
     kernel: str | None = None,
     memory: str = "auto",
     packed: bool = False,
+    longest: int = 0,
     first_batches: Callable[[Engine], Iterable[Batch]] = lambda engine: (),
     cache: ProgramCache | None = None,
     times: StartTimes | None = None,
     reserve: Sequence[int] = (),
 ) -> Engine:
     """Load a model onto `devices`, by default all local ones. `architecture` avoids reading
-    config.json again. `packed`: batches may have several samples in a row. Programs for
-    `first_batches` are compiled, or taken from `cache`, while the weights are read; and host memory
-    for outputs of `reserve` bytes is allocated."""
+    config.json again. `packed`: batches may have several samples in a row, each of at most
+    `longest` tokens. Programs for `first_batches` are compiled, or taken from `cache`, while the
+    weights are read; and host memory for outputs of `reserve` bytes is allocated."""
     check_jax_version()
     dtypes.check_compute_dtype(compute)
     times = times or StartTimes()
@@ -282,24 +283,25 @@ def open_engine(
         "depth": sites.layers_needed(site_names, arch),
         "dtype": kernel_choice.COMPUTE_DTYPES[compute],
         "mesh": mesh,
-        "final_norm": str(sites.Site.FINAL_NORM) in site_names,
+        "final_norm": sites.final_norm_needed(site_names),
     }
+    head = sites.head_needed(site_names)
 
     def load() -> Mapping[str, Any]:
         with times.measure("weights"):
-            return weights.load_parameters(folder, arch, **shaped)
+            return weights.load_parameters(folder, arch, **shaped, head=head)
 
     def allocate() -> None:
         with times.measure("memory"):
             host_memory.reserve(mesh, memory, reserve)
 
     with DaemonThreads(2, "extract-loader") as threads:
-        loading = threads.submit(load)
         with times.measure("kernels"):
             unavailable, gate_kernel = kernel_choice.choose_kernels(
                 arch, compute, mesh, packed=packed, cache=cache
             )
         # Not while kernels are tried, nor while batches run: see `_program`.
+        loading = threads.submit(load)
         allocating = threads.submit(allocate)
         forward = decoder.Forward(
             architecture=arch,
@@ -310,8 +312,10 @@ def open_engine(
             gate_kernel=gate_kernel,
             platform=devices[0].platform,
             mesh=mesh,
+            longest=longest if sites.has_patterns(site_names) else 0,
         )
-        abstract = weights.abstract_parameters(arch, **shaped)
+        own_head = weights.has_head(weights.ModelCheckpoint(folder), arch, head)
+        abstract = weights.abstract_parameters(arch, **shaped, head=own_head)
         engine = Engine(forward, abstract, mesh, memory=memory, cache=cache)
         with times.measure("programs"):
             engine.compile_ahead(first_batches(engine))

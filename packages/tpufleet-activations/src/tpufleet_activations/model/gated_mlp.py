@@ -1,5 +1,5 @@
-"""The first half of a gated MLP, act(x @ w_gate) * (x @ w_up), fused on Hopper GPUs. The down
-projection follows in `decoder`.
+"""The first half of an MLP, act(x @ w_gate) * (x @ w_up), fused on Hopper GPUs. The down projection
+follows in `decoder`, that of experts in `experts`.
 
 The fused kernel keeps both products, which are twice as wide as the result, out of global memory.
 Elsewhere it is left to the compiler.
@@ -26,6 +26,8 @@ KERNELS = ("plain", "hopper")
 # The tanh approximation of GELU is x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))).
 GELU_LINEAR = -2 * (2 / math.pi) ** 0.5
 GELU_CUBIC = 0.044715 * GELU_LINEAR
+CLAMPED_SLOPE = 1.702  # of gpt-oss
+FUSED = ("silu", "gelu_tanh")  # activations that the Hopper kernel has
 ITEMSIZE = 2  # of the dtypes that the kernel supports
 
 
@@ -67,23 +69,38 @@ def gate_and_up(
     mesh: Mesh | None = None,
 ) -> Any:
     """x [batch, length, width] and a layer of w_gate_up [layers, width, 2, intermediate] give
-    [batch, length, intermediate]."""
+    [batch, length, intermediate]; without a gate it is [layers, width, 1, intermediate]."""
     batch, length, width = x.shape
     if kernel == "hopper" and supports_shape(batch * length, width, w_gate_up.shape[-1], mesh):
         run = functools.partial(_hopper, activation=activation)
         rows = PartitionSpec(meshes.BATCH_AXES, None, None)
         specs = (rows, PartitionSpec(), PartitionSpec())
         return meshes.run_sharded(run, mesh, specs, rows)(x, w_gate_up, layer)
+    return combine(project(x, w_gate_up, layer, bias), activation)
+
+
+def project(x: Any, w_gate_up: Any, layer: Any, bias: Any = None) -> Any:
+    """Both products, before the activation: [batch, length, 2, intermediate]."""
     weight = lax.dynamic_index_in_dim(w_gate_up, layer, keepdims=False)
-    pair = biased_product("bsd,dcf->bscf", x, weight, bias)
-    gate, up = pair[:, :, 0], pair[:, :, 1]
-    return activate(gate, activation) * up
+    return biased_product("bsd,dcf->bscf", x, weight, bias)
+
+
+def combine(pair: Any, activation: str, clamp: float = 0.0) -> Any:
+    """The hidden units of products [..., 2, intermediate], or [..., 1, intermediate], rounded
+    once."""
+    gate, *up = jnp.unstack(pair.astype(jnp.float32), axis=-2)
+    if activation == "swiglu_clamped":
+        gate, up = jnp.minimum(gate, clamp), [jnp.clip(up[0], -clamp, clamp) + 1]
+        hidden = gate * jax.nn.sigmoid(gate * CLAMPED_SLOPE)
+    else:
+        hidden = activate(gate, activation)
+    return (hidden * up[0] if up else hidden).astype(pair.dtype)
 
 
 def activate(gate: Any, activation: str) -> Any:
     if activation == "silu":
         return jax.nn.silu(gate)
-    return jax.nn.gelu(gate, approximate=True)
+    return jax.nn.gelu(gate, approximate=activation == "gelu_tanh")
 
 
 def choose_kernel(
@@ -93,15 +110,21 @@ def choose_kernel(
     activation: str,
     biased: bool,
     width: int,
+    experts: bool = False,
     mesh: Mesh | None = None,
 ) -> str:
     """The kernel for this device and model; unsupported shapes fall back to the plain one."""
     unsharded = mesh is None or mesh.shape["fsdp"] == mesh.shape["tensor"] == 1
     is_hopper = getattr(device, "compute_capability", "") == "9.0"
-    supported = not biased and jnp.dtype(dtype) == jnp.bfloat16
-    if is_hopper and unsharded and supported and kernel_works(activation, choose_tiling(width)):
-        return "hopper"
-    return "plain"
+    supported = not biased and activation in FUSED and jnp.dtype(dtype) == jnp.bfloat16
+    if not (is_hopper and unsharded and supported):
+        return "plain"
+    works = (
+        grouped_kernel_works(activation)
+        if experts
+        else kernel_works(activation, choose_tiling(width))
+    )
+    return "hopper" if works else "plain"
 
 
 def supports_shape(m: int, k: int, n: int, mesh: Mesh | None = None) -> bool:
@@ -111,6 +134,12 @@ def supports_shape(m: int, k: int, n: int, mesh: Mesh | None = None) -> bool:
         and k % tiling.tile_k == 0
         and n % tiling.tile_n == 0
     )
+
+
+def supports_experts(width: int, inner: int) -> bool:
+    """Whether the products of experts of these sizes have whole tiles, up and down."""
+    side = 2 * TILING.tile_n
+    return width % side == 0 and inner % TILING.tile_n == 0 and inner % TILING.tile_k == 0
 
 
 @functools.cache
@@ -124,16 +153,48 @@ def kernel_works(activation: str, tiling: Tiling = TILING) -> bool:
     w_gate_up = w_gate_up.astype(jnp.bfloat16)
     try:
         kernel = jax.jit(functools.partial(gate_and_up, activation=activation, kernel="hopper"))
-        ours = np.float32(kernel(x, w_gate_up, 1))
+        ours = np.asarray(kernel(x, w_gate_up, 1), np.float32)
         pair = np.einsum("bsd,dcf->bscf", *map(np.float32, (x, w_gate_up[1])))
         gate, up = np.moveaxis(pair, 2, 0)
         slope = -gate if activation == "silu" else (GELU_LINEAR + GELU_CUBIC * gate**2) * gate
         theirs = gate * up / (1 + np.exp(slope))
-        return bool(np.linalg.norm(ours - theirs) <= 0.01 * np.linalg.norm(theirs))
+        return _is_close(ours, theirs)
     except Exception as error:
         # Any error: the plain kernel gives the same results, only slower.
         warn_unused("the fused MLP kernel", error)
         return False
+
+
+@functools.cache
+def grouped_kernel_works(activation: str) -> bool:
+    """The same of the kernel for experts: two tiles with other weights, and one not in use."""
+    random = np.random.default_rng(0)
+    k, n, rows = 2 * TILING.tile_k, 2 * TILING.tile_n, TILING.cluster_tile_m
+    x = random.standard_normal((3 * rows, k)).astype(jnp.bfloat16)
+    w = (random.standard_normal((3, k, n)) / 16).astype(jnp.bfloat16)
+    index = np.array([2, 1, 0, 2], np.int32)
+    wide = lambda values: np.asarray(values, np.float32)
+
+    def run(kind: str | None) -> np.ndarray:
+        kernel = jax.jit(functools.partial(hopper_kernel, activation=kind, grouped=True))
+        return wide(kernel(x, w.reshape(3 * k, n), index))[: 2 * rows]
+
+    try:
+        product = np.concatenate(
+            [wide(x[:rows]) @ wide(w[2]), wide(x[rows : 2 * rows]) @ wide(w[1])]
+        )
+        gate, up = np.split(product, 2, axis=1)
+        slope = -gate if activation == "silu" else (GELU_LINEAR + GELU_CUBIC * gate**2) * gate
+        gated = gate * up / (1 + np.exp(slope))
+        return _is_close(run(None), product) and _is_close(run(activation), gated)
+    except Exception as error:
+        # Any error: the plain products give the same results, only slower.
+        warn_unused("the fused kernel for experts", error)
+        return False
+
+
+def _is_close(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    return bool(np.linalg.norm(ours - theirs) <= 0.01 * np.linalg.norm(theirs))
 
 
 def _hopper(x: Any, w_gate_up: Any, layer: Any, *, activation: str) -> Any:
@@ -154,11 +215,16 @@ def hopper_kernel(
     layer: Any,
     *,
     tiling: Tiling = TILING,
-    activation: str = "silu",
+    activation: str | None = None,
+    grouped: bool = False,
     **overrides: Any,
 ) -> Any:
     """activation(x @ w_gate) * (x @ w_up) of x [m, k] and one of the layers of w_gate_up
-    [layers * k, gate | up], which would have to be copied to be an array of its own.
+    [layers * k, gate | up], which would have to be copied to be an array of its own. Without an
+    activation, x @ w.
+
+    `grouped`: `layer` holds the number of the weights for each `cluster_tile_m` rows, and last how
+    many of these tiles are used; the others are left as they are.
 
     Two thread blocks of a cluster share each tile of the weights. In a block, two warpgroups
     multiply `tile_m` rows each with a tile of the gate and the same columns of the up projection,
@@ -168,11 +234,14 @@ def hopper_kernel(
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     m, k = x.shape
-    n = w_gate_up.shape[1] // 2
     tile_m, tile_n, tile_k = tiling.tile_m, tiling.tile_n, tiling.tile_k
     epilogue_tile_n = tiling.epilogue_tile_n
     block_m = 2 * tile_m
-    grid = (m // tiling.cluster_tile_m, n // tile_n)
+    # A tile of the weights has two parts: of gate and up projection, or adjacent ones.
+    gated = activation is not None
+    n = w_gate_up.shape[1] // (2 if gated else 1)
+    out_tile_n = tile_n if gated else 2 * tile_n
+    tiles = m // tiling.cluster_tile_m
 
     def transforms(columns: int) -> tuple[Any, ...]:
         swizzle = plgpu.find_swizzle(columns * ITEMSIZE * 8)
@@ -210,7 +279,7 @@ def hopper_kernel(
         return jnp.exp((GELU_LINEAR + GELU_CUBIC * gate * gate) * gate)
 
     def kernel(x_ref: Any, w_ref: Any, layer_ref: Any, out_ref: Any) -> None:
-        k_slice = pl.ds(layer_ref[0] * k, k)
+        grid = (layer_ref[tiles] if grouped else tiles, n // out_tile_n)
 
         def no_op(*_: Any, **__: Any) -> None: ...
 
@@ -235,8 +304,10 @@ def hopper_kernel(
                 (number,) = loop.index
                 m_index, n_index = plgpu.planar_snake(number, grid, 0, tiling.grid_tile_width)
                 m_slice = pl.ds((2 * m_index + block) * block_m, block_m)
-                gate_slice = pl.ds(n_index * tile_n, tile_n)
-                up_slice = pl.ds(n + n_index * tile_n, tile_n)
+                k_slice = pl.ds(layer_ref[m_index if grouped else 0] * k, k)
+                out_slice = pl.ds(n_index * out_tile_n, out_tile_n)
+                gate_slice = pl.ds(n_index * out_tile_n, tile_n)
+                up_slice = pl.ds((n if gated else tile_n) + n_index * out_tile_n, tile_n)
 
                 def context(run: Any) -> None:
                     accumulator = plgpu.ACC((tile_m, tile_n), jnp.float32)
@@ -245,14 +316,17 @@ def hopper_kernel(
                     def _epilogue(gate_acc: Any, up_acc: Any) -> None:
                         run((gate_acc, up_acc))
                         gate, up = gate_acc[...], up_acc[...]
-                        hidden = (gate * up / (1.0 + exp_slope(gate))).astype(out_ref.dtype)
-                        for part in range(tile_n // epilogue_tile_n):
-                            columns = slice(part * epilogue_tile_n, (part + 1) * epilogue_tile_n)
+                        halves = [gate * up / (1.0 + exp_slope(gate))] if gated else [gate, up]
+                        parts = tile_n // epilogue_tile_n
+                        for part in range(len(halves) * parts):
+                            half, at = divmod(part, parts)
+                            columns = slice(at * epilogue_tile_n, (at + 1) * epilogue_tile_n)
+                            whole = pl.ds(part * epilogue_tile_n, epilogue_tile_n)
                             slot = out_smem.at[wg, part % slots]
                             plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
-                            slot[...] = hidden[:, columns]
+                            slot[...] = halves[half].astype(out_ref.dtype)[:, columns]
                             plgpu.commit_smem()
-                            tile = out_ref.at[m_slice, gate_slice].at[wg_slice, columns]
+                            tile = out_ref.at[m_slice, out_slice].at[wg_slice, whole]
                             plgpu.copy_smem_to_gmem(slot, tile)
 
                 def multiply(_: Any, x_smem: Any, gate_smem: Any, up_smem: Any, accs: Any) -> Any:
@@ -283,7 +357,7 @@ def hopper_kernel(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True
         ),
         **options,
-    )(x, w_gate_up, jnp.asarray(layer, jnp.int32).reshape(1))
+    )(x, w_gate_up, jnp.asarray(layer, jnp.int32).reshape(-1))
 
 
 def _multiprocessors() -> int:

@@ -38,12 +38,14 @@ def choose_kernels(
         "softcap": arch.softcap,
         "window": arch.window,
         "packed": packed,
+        "sinks": arch.sinks,
     }
     gates = {
         "dtype": COMPUTE_DTYPES[compute],
         "activation": arch.activation,
-        "biased": arch.mlp_bias,
+        "biased": arch.mlp_bias or arch.expert_bias or not arch.gated,
         "width": arch.hidden,
+        "experts": bool(arch.experts),
     }
     find_attention = lambda: sorted(attention.unavailable_kernels(**attends))
     find_gate = lambda: gated_mlp.choose_kernel(device=device, mesh=mesh, **gates)

@@ -10,11 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid
 from tpufleet_activations.model.architectures import Architecture
 
 AXES = ("data", "fsdp", "tensor")
-ALIGNMENT = 64  # bytes, of the buffers of JAX's CPU devices
 BATCH_AXES = ("data", "fsdp")  # rows of a batch are sharded over both
 
 _PARAMETERS = {
@@ -25,6 +24,13 @@ _PARAMETERS = {
     "gate_up": (None, "fsdp", None, "tensor"),
     "gate_up_bias": (None, None, "tensor"),
     "down": (None, "tensor", "fsdp"),
+    "positions": (None, "fsdp"),
+    "head": (None, "fsdp"),
+    "sinks": (None, "tensor"),
+    "router": (None, "fsdp", None),
+    "expert_gate_up": (None, None, "fsdp", None, "tensor"),
+    "expert_gate_up_bias": (None, None, None, "tensor"),
+    "expert_down": (None, None, "tensor", "fsdp"),
 }
 
 
@@ -34,7 +40,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     for piece in filter(None, text.split(",")):
         match = re.fullmatch(r"\s*(data|fsdp|tensor)\s*=\s*(\d+)\s*", piece)
         if not match or int(match[2]) < 1:
-            raise BadInput(f"invalid mesh {text!r}; expected a form such as data=2,fsdp=1,tensor=4")
+            raise invalid(text, "a mesh", "data=2,fsdp=1,tensor=4")
         sizes[match[1]] = int(match[2])
     return sizes
 
@@ -74,6 +80,31 @@ def parameter_sharding(mesh: Mesh, name: str) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*_PARAMETERS.get(name, ())))
 
 
+def stored_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """Of a weight on its way into a parameter: each device gets a part, if the last axis can be
+    divided so. The devices exchange the parts."""
+    divided = AXES if shape[-1] % mesh.size == 0 else None
+    return NamedSharding(mesh, PartitionSpec(*(None,) * (len(shape) - 1), divided))
+
+
+def loading_mesh(mesh: Mesh) -> Mesh:
+    """Where parameters are put together: on one of the devices of a CPU, if all have the same."""
+    if mesh.devices.flat[0].platform != "cpu" or mesh.shape["fsdp"] * mesh.shape["tensor"] > 1:
+        return mesh
+    process = jax.process_index()
+    own = next(device for device in mesh.devices.flat if device.process_index == process)
+    return Mesh(np.array(own).reshape(1, 1, 1), AXES)
+
+
+def share(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """A device's array on all devices of this CPU, which use its memory."""
+    values = np.asarray(array)
+    parts = [
+        jax.device_put(values, device, may_alias=True) for device in sharding.addressable_devices
+    ]
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
 
@@ -87,47 +118,6 @@ def output_sharding(mesh: Mesh, memory_kind: str | None = None) -> NamedSharding
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES), memory_kind=memory_kind)
 
 
-def empty_shard(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array that starts where JAX's buffers may: CPU devices use its memory, without a copy."""
-    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
 def shard_array(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
     """Put an array that every process has onto the mesh; each device gets its shard."""
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
-
-
-def shard_in_passes(
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    sharding: NamedSharding,
-    read: Callable[[Sequence[tuple[slice, ...]], tuple[int, ...]], list[np.ndarray]],
-    host_bytes: int,
-) -> jax.Array:
-    """An array whose shards are read when they are needed, so many at a time as `host_bytes` hold,
-    or one. `read(indexes, shape)` returns the shards at these indexes. Devices that hold the same
-    shard share it, and those of a CPU its memory: `read` returns arrays of `empty_shard`."""
-    devices: dict[tuple[tuple[int | None, int | None], ...], list[Any]] = {}
-    for device, index in sharding.addressable_devices_indices_map(shape).items():
-        devices.setdefault(tuple((part.start, part.stop) for part in index or ()), []).append(
-            device
-        )
-    local = sharding.shard_shape(shape)
-    size = int(np.prod(local, dtype=np.int64)) * dtype.itemsize
-    together = max(host_bytes // max(size, 1), 1)
-    keys = list(devices)
-    placed: dict[Any, jax.Array] = {}
-    for first in range(0, len(keys), together):
-        part = keys[first : first + together]
-        shards = read([tuple(slice(*bounds) for bounds in key) for key in part], local)
-        for key, values in zip(part, shards, strict=True):
-            for device in devices[key]:
-                shared = device.platform == "cpu"
-                placed[device] = jax.device_put(values, device, may_alias=shared)
-        jax.block_until_ready(list(placed.values()))
-        del shards  # before the next pass
-    arrays = [placed[device] for device in sharding.addressable_devices_indices_map(shape)]
-    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)

@@ -58,6 +58,7 @@ def varlen_attention(
     v: Any,
     positions: Any,
     q_starts: Any,
+    sinks: Any | None = None,
     *,
     sm_scale: float,
     window: int | None = None,
@@ -69,8 +70,9 @@ def varlen_attention(
     run = functools.partial(_forward, sm_scale=sm_scale, window=window, softcap=softcap)
     heads = PartitionSpec(meshes.BATCH_AXES, None, "tensor", None)
     rows = PartitionSpec(meshes.BATCH_AXES, None)
-    specs = (heads, heads, heads, rows, rows)
-    return meshes.run_sharded(run, mesh, specs, heads)(q, k, v, positions, q_starts)
+    each = None if sinks is None else PartitionSpec("tensor")
+    specs = (heads, heads, heads, rows, rows, each)
+    return meshes.run_sharded(run, mesh, specs, heads)(q, k, v, positions, q_starts, sinks)
 
 
 def _forward(
@@ -79,6 +81,7 @@ def _forward(
     v: Any,
     positions: Any,
     q_starts: Any,
+    sinks: Any | None,
     *,
     sm_scale: float,
     window: int | None,
@@ -95,12 +98,27 @@ def _forward(
     kv_spec = sequence(lambda block, head, row: (row, 0, head // group_size, 0))
     table = lambda size: pl.BlockSpec((None, size), lambda block, head, row: (row, 0))
     kernel = functools.partial(
-        _kernel, sizes=sizes, sm_scale=sm_scale, window=window, softcap=softcap, length=length
+        _kernel,
+        sizes=sizes,
+        sm_scale=sm_scale,
+        window=window,
+        softcap=softcap,
+        length=length,
+        has_sinks=sinks is not None,
     )
+    logits = jnp.zeros(heads, jnp.float32) if sinks is None else sinks.astype(jnp.float32)
+    sink_spec = pl.BlockSpec((1,), lambda block, head, row: (head,))
     return pl.pallas_call(
         kernel,
         grid=(q_starts.shape[1], heads, batch),
-        in_specs=[table(q_starts.shape[1]), table(length), q_spec, kv_spec, kv_spec],
+        in_specs=[
+            table(q_starts.shape[1]),
+            table(length),
+            sink_spec,
+            q_spec,
+            kv_spec,
+            kv_spec,
+        ],
         out_specs=q_spec,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         compiler_params=plgpu.CompilerParams(
@@ -108,12 +126,13 @@ def _forward(
         ),
         interpret=jax.default_backend() != "gpu",
         name="varlen_attention",
-    )(q_starts, positions, q, k, v)
+    )(q_starts, positions, logits, q, k, v)
 
 
 def _kernel(
     q_starts_ref: Any,
     positions_ref: Any,
+    sink_ref: Any,
     q_ref: Any,
     k_ref: Any,
     v_ref: Any,
@@ -124,6 +143,7 @@ def _kernel(
     window: int | None,
     softcap: float | None,
     length: int,
+    has_sinks: bool,
 ) -> None:
     """One block of queries of one head."""
     from jax.experimental import pallas as pl
@@ -179,9 +199,11 @@ def _kernel(
             carry = jax.lax.fori_loop(0, first_masked, functools.partial(body, masked=False), carry)
         else:
             first_masked = jax.lax.div(jnp.maximum(q_offset - window + 1, 0), block_kv)
-        acc, _, l_i = jax.lax.fori_loop(
+        acc, m_i, l_i = jax.lax.fori_loop(
             first_masked, kv_blocks, functools.partial(body, masked=True), carry
         )
+        if has_sinks:
+            l_i = l_i + jnp.exp2(sink_ref[0] * LOG2_E - m_i * qk_scale)
         out = acc / jnp.maximum(l_i, 1e-30)[:, None]
         plgpu.store(o_ref.at[q_slice, :], out.astype(o_ref.dtype), mask=q_mask[:, None])
 

@@ -14,6 +14,7 @@ import math
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,13 +31,17 @@ from tpufleet_activations.pipeline import batches, preparation
 log = logging.getLogger(__name__)
 
 # Other sizes are tried, which is compiling for some ten seconds each, in runs longer than this.
-LONG_RUN_SECONDS = 1800.0
+LONG_RUN_SECONDS = 600.0
 # A smaller batch is chosen if it is this close to the best rate: it takes less memory.
-CLOSE = 0.98
-STEPS = 3  # batches that are timed
+CLOSE = 0.99
+# Batches are timed for so long, after half as long without a rest: a chip that is held to a number
+# of watts is faster in the first second.
+SUSTAINED_SECONDS = 2.0
+LARGEST_PACKED = 131_072  # tokens of a packed batch that are tried
 # Devices have as much work ahead as the host may be busy with something else.
 AHEAD_SECONDS = 0.1
 FEWEST_IN_FLIGHT, MOST_IN_FLIGHT = 2, 8
+IN_FLIGHT = 3  # while batches are timed
 MEMORY_SHARE = 0.1  # of the host's memory, for batches in flight
 
 
@@ -89,9 +94,9 @@ def calibrate(
         """0 if such batches do not fit the devices' memory."""
         batch = typical_batch(plan, size, varlen=engine.varlen, multiple=engine.row_multiple)
         shape = (batch.tokens.shape, batch.segments is not None)
-        return float(engine.finding(("lasting rate", shape), lambda: _rate(engine, batch, clock)))
+        return float(engine.finding(("sustained rate", shape), lambda: _rate(engine, batch, clock)))
 
-    size = plan.batch_tokens
+    size = starting_size(plan, varlen=engine.varlen)
     rates = {size: measure(size)}
     while not rates[size]:
         size //= 2
@@ -104,8 +109,17 @@ def calibrate(
         rates[size] = measure(size)
     tokens = plan.estimate.get("tokens", 0)
     if plan.estimate.get("default_batch") and (force or tokens / rates[size] > LONG_RUN_SECONDS):
-        for other in other_sizes(size, tokens, len(plan.buckets)):
-            rates.setdefault(other, measure(other))
+        shapes = 1 if packs(plan, varlen=engine.varlen) else len(plan.buckets)
+        for factor in (2, 0.5):
+            other = int(size * factor)
+            while worth_trying(other, tokens, shapes):
+                fastest = max(rates.values())
+                rates[other] = measure(other)
+                if CLOSE * rates[other] < fastest:
+                    break
+                other = int(other * factor)  # further in the direction that is faster
+            if CLOSE * max(rates.values()) > rates[size]:
+                break
     size = choose(rates)
     record = json.dumps({"batch_tokens": size}).encode()
     if size != plan.batch_tokens and not objects.create(name, record):
@@ -119,10 +133,29 @@ def choose(rates: Mapping[int, float]) -> int:
     return min(size for size, rate in rates.items() if rate >= CLOSE * best)
 
 
-def other_sizes(size: int, tokens: float, buckets: int) -> list[int]:
-    """Sizes to try beside `size`: half, and twice if that leaves few incomplete batches."""
-    few = 2 * size * buckets / 2 <= batches.INCOMPLETE_SHARE * tokens
-    return [2 * size] * few + [size // 2] * (size // 2 >= batches.SMALLEST_BATCH)
+def packs(plan: plans.ExtractionPlan, *, varlen: bool) -> bool:
+    """Whether all batches have one shape, with hardly any padding."""
+    buckets = preparation.plan_buckets(plan)
+    return batches.resolve_batching(plan.batching, buckets, varlen=varlen) == "varlen"
+
+
+def starting_size(plan: plans.ExtractionPlan, *, varlen: bool) -> int:
+    """Tokens of a batch, before anything is measured. The plan's are for as many shapes as it has
+    buckets. Of one shape, a single batch is incomplete, which costs less than to compile another
+    program for a small dataset."""
+    if not (plan.estimate.get("default_batch") and packs(plan, varlen=varlen)):
+        return plan.batch_tokens
+    size = batches.LARGEST_BATCH
+    while size > batches.SMALLEST_BATCH and 2 * size > plan.estimate.get("tokens", 0):
+        size //= 2
+    return size
+
+
+def worth_trying(size: int, tokens: float, shapes: int) -> bool:
+    """Whether incomplete batches are a small part of the work."""
+    largest = LARGEST_PACKED if shapes == 1 else 2 * batches.LARGEST_BATCH
+    few = size * shapes / 2 <= batches.INCOMPLETE_SHARE * tokens
+    return batches.SMALLEST_BATCH <= size <= largest and (few or size < batches.LARGEST_BATCH)
 
 
 def typical_batch(
@@ -151,7 +184,7 @@ def host_memory() -> float:
 
 def token_bytes(plan: plans.ExtractionPlan) -> int:
     """Of the activations of one token."""
-    return sum(dtypes.bytes_per_row(width, plan.dtype) for width in plan.widths.values())
+    return dtypes.bytes_per_token(plan.widths, plan.dtype)
 
 
 def _rate(engine: engines.Engine, batch: batches.Batch, clock: Callable[[], float]) -> float:
@@ -159,14 +192,27 @@ def _rate(engine: engines.Engine, batch: batches.Batch, clock: Callable[[], floa
         engine.start(batch)()  # compiles
         # The page-locked memory of batches in flight is allocated once, which takes longer than
         # they do.
-        _finish([engine.start(batch) for _ in range(STEPS)])
-        began = clock()
-        _finish([engine.start(batch) for _ in range(STEPS)])
-        return STEPS * batch.real_tokens / max(clock() - began, 1e-9)
+        _finish([engine.start(batch) for _ in range(IN_FLIGHT)])
+        _sustained(engine, batch, SUSTAINED_SECONDS / 2, clock)
+        return _sustained(engine, batch, SUSTAINED_SECONDS, clock)
     except Exception as error:
         if engine.is_out_of_memory(error):
             return 0.0
         raise
+
+
+def _sustained(
+    engine: engines.Engine, batch: batches.Batch, seconds: float, clock: Callable[[], float]
+) -> float:
+    """Tokens per second, always with as many batches in flight."""
+    began, done = clock(), 0
+    started = deque(engine.start(batch) for _ in range(IN_FLIGHT))
+    while started:
+        started.popleft()()
+        done += 1
+        if clock() - began < seconds:
+            started.append(engine.start(batch))
+    return done * batch.real_tokens / max(clock() - began, 1e-9)
 
 
 def _finish(started: Sequence[Callable[[], Any]]) -> None:

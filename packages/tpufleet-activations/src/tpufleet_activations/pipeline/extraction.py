@@ -127,7 +127,8 @@ def run(
                 devices=chosen,
                 kernel=settings.kernel,
                 memory=settings.memory,
-                packed=_batching(plan, varlen=True) == "varlen",
+                packed=calibration.packs(plan, varlen=True),
+                longest=plan.max_length,
                 first_batches=functools.partial(_known_shapes, plan),
                 cache=program_cache.open_cache(settings.compile_cache, chosen),
                 times=times,
@@ -180,16 +181,13 @@ def run(
                 return meter
 
 
-def _batching(plan: plans.ExtractionPlan, *, varlen: bool) -> str:
-    return batches.resolve_batching(plan.batching, preparation.plan_buckets(plan), varlen=varlen)
-
-
 def _known_shapes(plan: plans.ExtractionPlan, engine: engines.Engine) -> Iterable[batches.Batch]:
     """Empty batches of the shapes that are known before any sample is read."""
-    if _batching(plan, varlen=engine.varlen) != "varlen":
+    if not calibration.packs(plan, varlen=engine.varlen):
         return []
     buckets = preparation.plan_buckets(plan)
-    return [batches.empty_varlen(buckets, plan.batch_tokens, engine.row_multiple)]
+    size = calibration.starting_size(plan, varlen=True)
+    return [batches.empty_varlen(buckets, size, engine.row_multiple)]
 
 
 def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:

@@ -15,7 +15,7 @@ from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs import contexts, sources, tokenization
 from tpufleet_activations.inputs.samples import SampleSource, TokenizedSample
 from tpufleet_activations.io import dtypes
-from tpufleet_activations.model import sites, weights
+from tpufleet_activations.model import architectures, sites, weights
 from tpufleet_activations.pipeline import batches, locations
 
 SHARD_BYTES = 1 << 30
@@ -116,16 +116,23 @@ def make_plan(
     arch = resolved.architecture
     reader = tokenization.Tokenizer(resolved.tokenizer)
     options = {**DEFAULTS, **settings}
-    options["stride"] = _stride(options)
     dtypes.stored_dtype(options["dtype"])
     dtypes.check_compute_dtype(options["compute"])
     check_choice("compression", options.get("compression", "none"), ("none", "zstd"))
+    _check_length(options, settings, arch)
+    options["stride"] = _stride(options)
     names = sites.resolve(choices, arch)
-    widths = {name: sites.width(name, arch) for name in names}
+    sites.check_patterns(names, options["max_length"])
+    widths = {name: sites.width(name, arch, options["max_length"]) for name in names}
     depth = sites.layers_needed(names, arch)
     checkpoint = weights.ModelCheckpoint(resolved.model)
-    final_norm = str(sites.Site.FINAL_NORM) in names
-    weights.check_weights(checkpoint, arch, depth=depth, final_norm=final_norm)
+    weights.check_weights(
+        checkpoint,
+        arch,
+        depth=depth,
+        final_norm=sites.final_norm_needed(names),
+        head=sites.head_needed(names),
+    )
     source = sources.open_files(resolved.data)
     count = source.count()
     wanted = count if exact else PROBES
@@ -133,7 +140,7 @@ def make_plan(
     lengths, skipped = measured.lengths, measured.skipped
     check_usable(measured, count, str(data["path"]))
     why_skipped, most = next(iter(skipped.most_common(1)), ("", 0))
-    row = sum(dtypes.bytes_per_row(width, options["dtype"]) for width in widths.values())
+    row = dtypes.bytes_per_token(widths, options["dtype"])
     mean, stored = sum(lengths) / measured.samples, measured.stored / measured.samples
     scale = count / measured.samples
     buckets = batches.choose_buckets(lengths, options["max_length"])
@@ -182,6 +189,21 @@ def make_plan(
         estimate=asdict(estimate),
         **options,
     )
+
+
+def _check_length(
+    options: dict[str, Any], settings: Mapping[str, Any], arch: architectures.Architecture
+) -> None:
+    """Some models compute nothing meaningful beyond their positions."""
+    limit = arch.max_positions
+    if not arch.positions_end or limit is None or options["max_length"] <= limit:
+        return
+    if settings.get("max_length"):
+        raise BadInput(
+            f"--max-length {options['max_length']} is more than {limit}, beyond which "
+            f"{arch.family} has no positions"
+        )
+    options["max_length"] = limit
 
 
 def _stride(options: Mapping[str, Any]) -> int:

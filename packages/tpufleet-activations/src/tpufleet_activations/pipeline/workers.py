@@ -86,7 +86,7 @@ def outputs_on_host(plan: plans.ExtractionPlan, options: WorkerOptions) -> list[
     """The bytes of each batch's outputs that are in host memory at a time, while writers keep up:
     those being copied there, and those that wait to be divided into tasks."""
     rows = calibration.token_bytes(plan)
-    size = plan.batch_tokens * rows
+    size = calibration.starting_size(plan, varlen=True) * rows
     count = options.batches_in_flight + 1 + options.batches_fetched + 1
     most = min(
         calibration.MEMORY_SHARE * calibration.host_memory(),
@@ -245,7 +245,9 @@ class Worker:
 
     def _batch_tokens(self) -> int:
         calibrated = self._opened.calibration
-        return self._plan.batch_tokens if calibrated is None else calibrated.batch_tokens
+        if calibrated is None:
+            return calibration.starting_size(self._plan, varlen=self._engine.varlen)
+        return calibrated.batch_tokens
 
     def _use_calibration(self, computed: stages.StageQueue) -> None:
         """Batches in flight, for the rate of the devices."""
