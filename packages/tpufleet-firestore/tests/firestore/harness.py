@@ -122,7 +122,7 @@ class BridgeHarness:
                     *(sys.executable, "-m", "tpufleet", "--server", self.server.url),
                     *("bridge", "firestore", "--project", PROJECT, "--collection", self._name),
                     *("--accelerator", "v5e-1", "--pool", POOL, "--python", "python"),
-                    *("--beat", "2", *ROOT_OPTIONS, *options),
+                    *("--heartbeat", "2", *ROOT_OPTIONS, *options),
                 ],
                 env={
                     **os.environ,

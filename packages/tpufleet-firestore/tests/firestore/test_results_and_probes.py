@@ -89,7 +89,7 @@ def fetch(url: str) -> tuple[int, str]:
 
 def test_probes_report_when_the_bridge_is_ready(harness: BridgeHarness):
     address = f"127.0.0.1:{cluster_layout.free_ports(1)[0]}"
-    bridge = harness.start_bridge("--probes", address, "--beat", "0.5")
+    bridge = harness.start_bridge("--probes", address, "--heartbeat", "0.5")
     wait_until(lambda: fetch(f"http://{address}/readyz") == (200, "ok\n"), 60, harness.diagnostics)
     assert fetch(f"http://{address}/healthz") == (200, "ok\n")
     status, metrics = fetch(f"http://{address}/metrics")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.environment.environments import environment
+from tpufleet.model.fleet.preflight import CheckStatus
 from tpufleet_gke.environment.addons import install
 from tpufleet_gke.environment.addons.install import AddOnFailed, Kubectl
 
@@ -16,13 +19,20 @@ LOGIN = "gcloud container clusters get-credentials ml-cluster --region us-centra
 def make_kubectl(tmp_path):
     """A kubectl that has a context and notes what it is asked to do."""
 
-    def make(context, *, reachable=True):
+    def make(context, *, reachable=True, stored=()):
         script, calls = tmp_path / "kubectl", tmp_path / "calls"
+        crds = tmp_path / "crds"
+        crds.write_text(json.dumps({"items": [
+            {"metadata": {"name": f"{name}.{group}"}, "spec": {"group": group},
+             "status": {"storedVersions": versions}}
+            for name, group, versions in stored
+        ]}))  # fmt: skip
         script.write_text(f"""#!/bin/sh
 echo "$@" >> {calls}
 case "$1 $2" in
   "config current-context") [ -n "{context}" ] && echo {context} ;;
   "get --raw") {"echo ok" if reachable else "echo connection refused >&2; exit 1"} ;;
+  "get customresourcedefinitions") cat {crds} ;;
   "get "*) echo not found >&2; exit 1 ;;
 esac
 """)
@@ -57,6 +67,36 @@ def test_install_goes_on_in_its_cluster_and_in_one_that_is_not_gke(make_kubectl,
     assert calls.read_text().count("apply --server-side") == 5
 
 
+KUEUE = "kueue.x-k8s.io"
+STORED = [
+    ("workloads", KUEUE, ["v1beta1", "v1beta2"]), ("topologies", KUEUE, ["v1beta2"]),
+    ("certificates", "cert-manager.io", ["v1beta1"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kueue", "refused"), [("v0.20.0", True), ("v0.18.3", False)])
+def test_kueue_is_not_upgraded_past_a_version_that_objects_are_stored_as(
+    make_kubectl, kueue, refused
+):
+    kubectl, calls = make_kubectl(OURS, stored=STORED)
+    built = environment(addons={"kueue": kueue})
+    problems = [each for each in install.checks(built, kubectl) if each.name == "Kueue objects"]
+    assert [each.status for each in problems] == [CheckStatus.FAILED] * refused
+    try:
+        install.install(built, kubectl, lambda message: None)
+    except AddOnFailed as error:
+        assert "stored as v1beta1 (workloads.kueue.x-k8s.io)" in str(error)
+        assert "migrate-to-v1beta2.sh" in str(error)
+        assert "kubectl patch crd workloads.kueue.x-k8s.io --subresource=status" in str(error)
+    assert ("apply" in calls.read_text()) is not refused
+
+
+def test_kueue_is_upgraded_once_its_objects_are_migrated(make_kubectl):
+    kubectl, calls = make_kubectl(OURS, stored=[("workloads", KUEUE, ["v1beta2"])])
+    install.install(environment(addons={"kueue": "v0.20.0"}), kubectl, lambda message: None)
+    assert "apply" in calls.read_text()
+
+
 def test_queues_alone_are_not_applied_to_another_cluster_either(make_kubectl):
     kubectl, calls = make_kubectl("gke_other-project_us-east5_production")
     with pytest.raises(AddOnFailed):
@@ -67,4 +107,4 @@ def test_queues_alone_are_not_applied_to_another_cluster_either(make_kubectl):
 def test_doctor_names_another_cluster(make_kubectl):
     kubectl, _ = make_kubectl("gke_other-project_us-east5_production")
     (check,) = install.checks(environment(), kubectl)
-    assert not check.ok and OURS in check.detail and LOGIN in check.next
+    assert check.status is CheckStatus.FAILED and OURS in check.message and LOGIN in check.fix

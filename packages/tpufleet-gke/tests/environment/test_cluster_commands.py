@@ -19,7 +19,7 @@ from tests import fake_gcs
 from tests.docs import markdown
 from tests.environment import terraform_programs
 from tests.environment.environments import EXAMPLE, SMALLEST
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, Conflict
 from tpufleet.views.cli import registry
 from tpufleet_gke.environment.terraform.stages import StageName
 
@@ -166,7 +166,7 @@ def test_init_names_the_option_that_is_wrong(folder, zone):
 
 def test_a_file_that_is_not_yaml_is_refused_with_the_line(folder):
     (folder / "cluster.yaml").write_text("project: p\ntpu_pools:\n  a:\n    x: 1\n   y: 2\n")
-    with pytest.raises(BadInput, match=r"^cluster.yaml: line 5: not YAML: "):
+    with pytest.raises(BadInput, match=r"^cluster.yaml: line 5: not valid YAML: "):
         tpu("cluster", "plan", "--rehearse")
 
 
@@ -250,7 +250,7 @@ def test_nothing_of_a_rehearsal_is_written_beside_the_file(folder):
 
 def test_a_former_file_is_not_overwritten(folder):
     tpu("cluster", "init", "--project", "my-project", "--zone", "us-central1-a")
-    with pytest.raises(BadInput, match=r"cluster\.yaml exists"):
+    with pytest.raises(Conflict, match=r"cluster\.yaml exists"):
         tpu("cluster", "init", "--project", "my-project", "--zone", "us-central1-a")
 
 
@@ -277,5 +277,5 @@ def test_without_terraform_the_message_says_how_to_get_it(folder, monkeypatch):
 
 
 def test_without_a_file_the_message_says_how_to_write_one(folder):
-    with pytest.raises(BadInput, match=r"cannot read cluster\.yaml .*\n  next: `tpu cluster init"):
+    with pytest.raises(BadInput, match=r"cannot read cluster\.yaml: .*`tpu cluster init"):
         tpu("cluster", "plan", "--rehearse")

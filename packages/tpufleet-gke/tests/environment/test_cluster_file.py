@@ -49,6 +49,25 @@ ERRORS = {
     "a disk that the machines cannot have": (
         {"tpu_pools": {"a": {"type": "v6e-16", "disk_type": "pd-balanced"}}},
         "tpu_pools.a.disk_type: v6e-16 cannot have pd-balanced disks; write hyperdisk-balanced"),
+    "a billing account": (
+        {"budget": {"billing_account": "billing", "monthly_usd": 5}},
+        "budget.billing_account: 'billing' is not a billing account; for example 012345-567890-"),
+    "a bucket that Cloud Storage refuses": (
+        {"buckets": {"google-ads": {}}},
+        "buckets.google-ads: Cloud Storage refuses google in my-project-ml-google-ads"),
+    "a label that GKE reserves": (
+        {"cpu_pools": {"cpu": {"labels": {"kubernetes.io/role": "x"}}}},
+        "cpu_pools.cpu.labels.kubernetes.io/role: reserved by tpufleet or the system"),
+    "the key of a taint": (
+        {"cpu_pools": {"cpu": {"taints": [{"key": "a b"}]}}},
+        "cpu_pools.cpu.taints[0].key: 'a b' is not a label; for example a-b"),
+    "a GPU on other machines": (
+        {"gpu_pools": {"gpu": {"accelerator": "nvidia-tesla-t4"}}},
+        "gpu_pools.gpu.machine_type: nvidia-tesla-t4 goes with n1 machines, not g2-standard-12"),
+    "a range of a VPC that exists": (
+        {"network": {"pods": "10.9.0.0/16", "existing": {
+            "network": "n", "subnetwork": "s", "pods_range": "p", "services_range": "v"}}},
+        "network.pods: is that of network.existing; remove it"),
     "a range with host bits": ({"network": {"pods": "10.1.2.3/18"}}, "network.pods: '10.1.2.3/18' "
                                "is not a CIDR range; for example 10.1.0.0/18"),
     "ranges that overlap": ({"network": {"services": "10.0.0.0/20"}}, "network.services: "
@@ -75,7 +94,7 @@ ERRORS = {
         {"teams": {"x": {"namespace": "n"}, "y": {"namespace": "n"}}},
         "teams.y.namespace: n is team x's; for example y"),
     "a bucket of an unknown team": ({"buckets": {"data": {"teams": ["trainin"]}}},
-                                    "buckets.data.teams[0]: unknown team trainin; did you mean "
+                                    "buckets.data.teams[0]: unknown team 'trainin'; did you mean "
                                     "training?"),
     "versions in a hierarchical bucket": (
         {"buckets": {"a": {"hierarchical": True, "versioning": True}}},
@@ -163,7 +182,7 @@ def test_the_defaults_in_the_starter_file_can_be_uncommented():
         for line in body.splitlines()
         # Alternatives of what is set already.
         if not re.match(r"# +(reservation|existing|host_project|network|subnetwork|pods_range|"
-                        r"services_range|autoscaling):", line)
+                        r"services_range|create_grants|autoscaling):", line)
         or line == "# network:"
     )  # fmt: skip
     assert parse_text(uncommented).budget is not None

@@ -52,7 +52,8 @@ VARIABLES: dict[str, tuple[str, Any]] = {
     "cpu_node_pools": ("cpu_pools.cpu.machine_type", "n1-standard-16"),
     "cpu_node_pools.min": ("cpu_pools.cpu.min_nodes", 3),
     "cpu_node_pools.disk_size_gb": ("cpu_pools.cpu.disk_gb", 200),
-    "gpu_node_pools": ("gpu_pools.gpu.accelerator", "nvidia-tesla-t4"),
+    "gpu_node_pools": (
+        "gpu_pools.gpu", {"accelerator": "nvidia-tesla-t4", "machine_type": "n1-standard-8"}),
     "tpu_node_pools": ("tpu_pools.tpu.type", "v5e-16"),
     "tpu_node_pools.autoscaling": (
         "tpu_pools.tpu", {"type": "v5e-16", "managed_by": "terraform", "autoscaling": True}),
@@ -153,17 +154,18 @@ def test_c4_repair_and_upgrade_reach_every_pool():
 INDIRECT = {"zones", "zone", "slices", "type", "managed_by", "reservation", "min_nodes",
             "topology_aware"}  # fmt: skip
 CHANGED: dict[str, Any] = {
-    "machine_type": "n2-standard-16", "max_nodes": 7, "disk_type": "pd-ssd", "disk_gb": 321,
+    "machine_type": "n1-standard-16", "max_nodes": 7, "disk_type": "pd-ssd", "disk_gb": 321,
     "spot": True, "image_type": "UBUNTU_CONTAINERD", "image_streaming": False, "gvnic": False,
     "auto_repair": False, "labels": {"a": "b"}, "taints": [{"key": "a"}],
-    "accelerator": "nvidia-tesla-t4", "accelerator_count": 2, "local_ssds": 3, "capacity": "spot",
+    "accelerator": "nvidia-tesla-v100", "accelerator_count": 2, "local_ssds": 3, "capacity": "spot",
     "autoscaling": True,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("group", "section", "base"), [
     ("cpu_pools", sections.CpuPool, {}),
-    ("gpu_pools", sections.GpuPool, {}),
+    ("gpu_pools", sections.GpuPool,
+     {"machine_type": "n1-standard-8", "accelerator": "nvidia-tesla-t4"}),
     ("tpu_pools", sections.TpuPool, {"type": "v5e-8", "managed_by": "terraform"}),
 ])  # fmt: skip
 def test_c5_every_field_of_a_pool_changes_the_pool(group, section, base):

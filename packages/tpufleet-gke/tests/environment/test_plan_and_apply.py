@@ -11,7 +11,7 @@ import pytest
 
 from tests.environment import terraform_programs
 from tests.environment.environments import environment, example
-from tests.environment.test_terraform_stages import EVERYTHING
+from tests.environment.test_terraform_stages import EVERYTHING, SHARED_VPC
 from tpufleet_gke.environment.config.sections import Environment
 from tpufleet_gke.environment.terraform import runner, stages
 from tpufleet_gke.environment.terraform.plan_summary import Action, sentence
@@ -20,7 +20,11 @@ from tpufleet_gke.environment.terraform.stages import StageName
 
 pytest.importorskip("grpc", reason="needs the extra `gke`: pip install 'tpufleet[gke]'")
 
-from tpufleet_testbed.terraform.emulated_google_cloud import EmulatedGoogleCloud, Refused
+from tpufleet_testbed.terraform.emulated_google_cloud import (
+    EmulatedGoogleCloud,
+    Refused,
+    project_number,
+)
 from tpufleet_testbed.terraform.google_provider import serve
 
 
@@ -75,6 +79,24 @@ def test_apply_creates_everything_a_second_apply_changes_nothing_and_destroy_lea
     assert rehearsal.apply(built) == []
     rehearsal.destroy(built)
     assert rehearsal.records() == {}
+
+
+def test_the_host_project_of_a_shared_vpc_grants_what_gke_needs(rehearsal):
+    built = environment(**SHARED_VPC)
+    rehearsal.apply(built)
+    number = project_number("my-project")
+    granted = {
+        (record["role"], record["member"].removeprefix("serviceAccount:").partition("@")[0])
+        for record in rehearsal.records().values()
+        if record.get("project") == "host-project" and "member" in record
+    }
+    assert granted == {
+        ("roles/container.hostServiceAgentUser", f"service-{number}"),
+        ("roles/compute.networkUser", f"service-{number}"),
+        ("roles/compute.networkUser", number),
+        ("roles/compute.networkUser", "tpu-automation"),
+    }
+    assert rehearsal.apply(built) == []
 
 
 @pytest.mark.slow
@@ -185,6 +207,15 @@ def test_a_name_that_is_taken_is_reported_with_the_evidence(rehearsal):
     assert first.startswith("tofu") and first.endswith(" apply failed in 1-infrastructure")
 
 
+def test_a_rehearsal_refuses_what_the_project_has_not_enabled(tmp_path):
+    cloud = EmulatedGoogleCloud(tmp_path / "cloud.json")
+    service = {"project": "p", "service": "compute.googleapis.com"}
+    cloud.create("google_project_service", service)
+    cloud.create("google_compute_network", {"project": "p", "name": "n"})
+    with pytest.raises(Refused, match=r"aiplatform.googleapis.com has not been used in project p"):
+        cloud.create("google_vertex_ai_tensorboard", {"project": "p", "display_name": "x"})
+
+
 REFUSED = {
     "a budget of nothing": (
         "google_billing_budget", {"amount": [{"specified_amount": [{"units": "0"}]}]},
@@ -194,6 +225,10 @@ REFUSED = {
         "google_container_node_pool",
         {"node_config": [{"machine_type": "n2-standrad-8"}], "placement_policy": []},
         "Machine type with name 'n2-standrad-8' does not exist",
+    ),
+    "a permission": (
+        "google_project_iam_custom_role", {"permissions": ["container.nodePools.create"]},
+        "Permission container.nodePools.create is not valid",
     ),
     "half a slice": (
         "google_container_node_pool",

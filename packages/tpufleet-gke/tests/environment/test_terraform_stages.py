@@ -13,6 +13,7 @@ from tests.environment.environments import environment, example, tpu
 from tests.environment.provider_checks import errors, node_pool, resources
 from tests.repository import ROOT
 from tpufleet.model.tpu import type_lookup
+from tpufleet_gke.environment.addons import queues
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.terraform import hcl, stages, versions
 from tpufleet_gke.environment.terraform.hcl import Nested
@@ -38,7 +39,7 @@ EVERYTHING = {
     "buckets": {"a": {"versioning": True, "delete_after_days": 9, "teams": ["training"]},
                 "b": {"hierarchical": True}},
     "tensorboard": {},
-    "budget": {"billing_account": "0-1-2", "monthly_usd": 5},
+    "budget": {"billing_account": "012345-567890-ABCDEF", "monthly_usd": 5},
 }  # fmt: skip
 SHARED_VPC = {
     "network": {
@@ -153,6 +154,22 @@ def test_the_first_stage_enables_the_apis_that_it_calls():
             assert "iam" in needed and needed <= services
 
 
+def test_billing_uses_the_quota_of_the_project_with_the_credentials_of_a_person():
+    """Was: 403, "end user credentials … are not supported by the billingbudgets.googleapis.com"."""
+    built = environment(**EVERYTHING)
+    billing = [block for block in resources(built) if "billing" in block.labels[0]]
+    assert len(billing) == 2
+    for block in billing:
+        assert block.body["provider"] == hcl.BILLING
+    for stage in ("0-bootstrap", "1-infrastructure"):
+        text = stages.stage_files(built, stages.StageName(stage))["versions.tf"]
+        [aliased] = [part for part in text.split("\n\n") if '= "billing"' in part]
+        assert "user_project_override = true" in aliased
+        assert re.search(r'billing_project +\= "my-project"', aliased)
+    enabled = {block.labels[1] for block in resources(built, "google_project_service")}
+    assert {"billingbudgets", "cloudbilling"} <= enabled
+
+
 def test_no_grant_is_authoritative():
     """A binding or policy would remove members that others added."""
     kinds = {block.labels[0] for block in resources(environment(**EVERYTHING))}
@@ -193,6 +210,29 @@ def test_state_is_kept_in_the_automation_bucket():
         assert 'bucket = "my-project-ml-automation"' in text
 
 
+def test_the_names_of_the_network_and_of_the_folder_of_state_may_be_chosen():
+    chosen = environment(
+        automation={"state_prefix": "ml-state"},
+        network={"name": "lab-vpc", "subnetwork": "lab-nodes"},
+    )
+    named = lambda kind: [block.body["name"] for block in resources(chosen, kind)]
+    assert named("google_compute_network") == ["lab-vpc"]
+    assert named("google_compute_subnetwork") == ["lab-nodes"]
+    for stage in stages.StageName:
+        text = stages.stage_files(chosen, stage)["versions.tf"]
+        assert f'prefix = "ml-state/{stage}"' in text
+
+
+@pytest.mark.parametrize("kind", ["v5e-8", "v5e-16"])
+@pytest.mark.parametrize("managed_by", ["terraform", "provisioner"])
+def test_a_pool_may_have_no_slices_for_now(kind, managed_by):
+    none = environment(tpu_pools={"later": {"type": kind, "slices": 0, "managed_by": managed_by}})
+    pools = [block.labels[1] for block in resources(none, "google_container_node_pool")]
+    assert not any("later" in name for name in pools)
+    assert [flavor.slices for flavor in queues.flavors(none)] == [0]
+    assert all(stages.all_files(none).values())
+
+
 def test_the_control_plane_of_a_private_cluster_reaches_webhooks():
     """GKE itself opens 443 and 10250, which cert-manager has."""
     [rule] = resources(environment(), "google_compute_firewall")
@@ -209,18 +249,15 @@ def test_the_control_plane_of_a_private_cluster_reaches_webhooks():
     assert set(rule.body["allow"]["ports"]) == {str(port), "9443", "8082"}
 
 
-@pytest.mark.parametrize(
-    "network",
-    [
-        {"private_nodes": False},
-        {
-            "existing": {
-                "host_project": "host-project", "network": "n", "subnetwork": "s",
-                "pods_range": "p", "services_range": "v",
-            }
-        },
-    ],
-    ids=["public nodes", "the firewall is the host project's"],
-)  # fmt: skip
-def test_other_clusters_get_no_firewall_rule(network):
-    assert not resources(environment(network=network), "google_compute_firewall")
+def test_a_cluster_with_public_nodes_gets_no_firewall_rule():
+    built = environment(network={"private_nodes": False})
+    assert not resources(built, "google_compute_firewall")
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_the_firewall_and_the_grants_of_a_shared_vpc_are_the_host_projects(create):
+    existing = {**SHARED_VPC["network"]["existing"], "create_grants": create}
+    built = environment(network={"existing": existing})
+    rules = resources(built, "google_compute_firewall")
+    assert [rule.body["project"] for rule in rules] == ["host-project"] * create
+    assert len(resources(built, "google_compute_subnetwork_iam_member")) == 3 * create

@@ -22,6 +22,7 @@ class SimulatedNodes:
     """The node backend of an emulated GKE. Nodes are ready when they are there."""
 
     clock: Clock
+    exclusive: bool = False  # one Job on a pool, as JobSet's exclusive topology
     late: timedelta = timedelta(0)  # until the API server shows new nodes
     without_chips: set[str] = field(default_factory=set)  # pools
     drained: set[str] = field(default_factory=set)  # pools
@@ -72,7 +73,11 @@ class SimulatedNodes:
             if pod["spec"].get("nodeName") and pod["spec"]["nodeName"] not in names:
                 del pod["spec"]["nodeName"]
                 pod["status"] = {"phase": "Pending"}
+        pool_of = {
+            node["metadata"]["name"]: node["metadata"]["labels"][kwok_nodes.POOL] for node in nodes
+        }
         taken = {pod["spec"].get("nodeName") for pod in pods}
+        taken_pools = {pool_of.get(name) for name in taken} if self.exclusive else set()
         for pod in pods:
             if pod["spec"].get("nodeName"):
                 continue
@@ -80,12 +85,16 @@ class SimulatedNodes:
             for node in nodes:
                 name = node["metadata"]["name"]
                 reason = misfit(pod, node) or (
-                    f"Insufficient {kwok_nodes.TPU}" if name in taken else ""
+                    f"Insufficient {kwok_nodes.TPU}"
+                    if name in taken or pool_of[name] in taken_pools
+                    else ""
                 )
                 if not reason:
                     pod["spec"]["nodeName"] = name
                     pod["status"] = {"phase": "Running"}
                     taken.add(name)
+                    if self.exclusive:
+                        taken_pools.add(pool_of[name])
                     break
                 reasons[reason] += 1
             else:

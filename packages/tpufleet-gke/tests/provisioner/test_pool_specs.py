@@ -86,6 +86,14 @@ def test_v6e_4x4_is_four_machines_of_four_chips():
         pool_spec(node_selector={**V6E, label_keys.TOPOLOGY: "4x4"}, chips=16)
 
 
+def test_a_host_of_tpu7x_may_have_a_container_for_each_numa_node():
+    """https://cloud.google.com/kubernetes-engine/docs/concepts/tpu-ironwood"""
+    half = {"resources": {"requests": {label_keys.TPU: "2"}}}
+    selector = {label_keys.ACCELERATOR: "tpu7x", label_keys.TOPOLOGY: "2x2x2"}
+    spec = request(node_selector=selector, containers=[half, half])
+    assert (spec["initialNodeCount"], spec["config"]["machineType"]) == (2, "tpu7x-standard-4t")
+
+
 SPOT = {label_keys.SPOT: "true"}
 RESERVED = {label_keys.RESERVATION: "mine"}
 TOLERATES_SPOT = [{"key": label_keys.SPOT, "operator": "Exists"}]

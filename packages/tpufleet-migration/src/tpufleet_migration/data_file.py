@@ -75,8 +75,7 @@ def imported(user: dict[str, Any], document: dict[str, Any]) -> tuple[Preference
         str(alias): str(name) for alias, name in dict(document.get("tpu_aliases") or {}).items()
     }
     if jobs := user.get("job_data"):
-        which = "which ran in a tmux window" if len(jobs) == 1 else "which ran in tmux windows"
-        skipped.append(f"{text.counted(len(jobs), 'job')}, {which}")
+        skipped.append(f"{text.counted(len(jobs), 'job')}, which ran in tmux")
     return (
         PreferenceChanges(
             settings=values,

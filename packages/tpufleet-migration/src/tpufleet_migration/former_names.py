@@ -85,10 +85,15 @@ _FORMER: dict[str, Renamed | Unsupported] = {
     "del-config-alias": _renamed("config alias delete"),
     # Nodes.
     "fleet": _renamed("vm fleet"),
-    "apply applyy": _renamed("vm apply --autostop none"),
-    "reapply reapplyy": _renamed("vm apply --replace --autostop none"),
-    "apply-norm": _renamed("vm apply -norm --autostop none"),
-    "reapply-norm": _renamed("vm apply --replace -norm --autostop none"),
+    **{
+        names: _renamed(f"vm apply {options} --autostop none")
+        for names, options in {
+            "apply applyy": "",
+            "reapply reapplyy": "--replace",
+            "apply-norm": "-norm",
+            "reapply-norm": "--replace -norm",
+        }.items()
+    },
     "delete": _renamed(
         "vm delete", "for a job: `tpu cancel JOB`, then `tpu archive purge JOB` for its files"
     ),

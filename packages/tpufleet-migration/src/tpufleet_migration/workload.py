@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import unreadable
 from tpufleet.views.cli import output
 from tpufleet.views.cli.jobs import cancel as cancel_command
 from tpufleet.views.cli.jobs import jobs as jobs_command
@@ -138,7 +138,7 @@ def _env_file(path: Path | None) -> list[str]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--env-file: cannot read {path}: {error}") from error
+        raise unreadable(path, error, "--env-file") from error
     lines = [line.strip() for line in text.splitlines()]
     kept = [line for line in lines if line and not line.startswith("#")]
     return [line if "=" in line else f"{line}={os.environ.get(line, '')}" for line in kept]

@@ -23,7 +23,7 @@ def test_the_data_of_the_former_job_manager_is_imported(tpu: Tpu, tmp_path):
     result = tpu("config", "import", str(file))
     assert result.exit_code == 0, result.output
     assert "2 settings, 1 config aliases, 1 TPU aliases, 2 folders" in result.stdout
-    assert "not imported: 1 job, which ran in a tmux window" in result.stderr
+    assert "not imported: 1 job, which ran in tmux" in result.stderr
     assert tpu.ok("config", "get", "time_zone") == "cn\n"
     assert tpu.ok("config", "dir", "get", "2") == "/home/mel/b\n"
     missing = file.with_name("missing.json")

@@ -104,7 +104,7 @@ def test_kill_of_a_tpu_cancels_the_job_on_it(world, tpu: Tpu, jobs, lab, spellin
     tpu.ok(spelling, name)
     assert cancelled(world, "job-1") and not cancelled(world, "job-2")
     assert "no job runs on s2" in tpu(spelling, "s2").stderr
-    assert "no job with id or name 'nothing'" in tpu(spelling, "nothing").stderr
+    assert "no job named 'nothing'" in tpu(spelling, "nothing").stderr
 
 
 def test_words_of_find_and_of_the_log_are_dropped_with_a_reason(world, tpu: Tpu, jobs, lab):

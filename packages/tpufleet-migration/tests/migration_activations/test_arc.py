@@ -230,7 +230,7 @@ def test_a_prompt_file_is_read_and_its_errors_are_reported(tmp_path):
     for text, message in [
         ('system = "s"', "system, user, answer"),
         ('system = "s"\nuser = "{% for %}"\nanswer = ""', "line 1"),
-        ("system =", "cannot be read"),
+        ("system =", "cannot read"),
     ]:
         path.write_text(text)
         with pytest.raises(BadInput, match=message):

@@ -37,8 +37,12 @@ def _surviving(task: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        unexpected = not isinstance(error, FleetError)
-        log.warning("%s failed: %s; retrying", task, error, exc_info=unexpected)
+        log_failure(task, error)
+
+
+def log_failure(task: str, error: Exception) -> None:
+    unexpected = error if not isinstance(error, FleetError) else None
+    log.warning("%s failed: %s; retrying", task, error, exc_info=unexpected)
 
 
 class BackgroundTasks:

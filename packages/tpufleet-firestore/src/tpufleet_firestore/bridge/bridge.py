@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 from tpufleet.backoff import Backoff
 from tpufleet.client.fleet import FleetClient
 from tpufleet.clocks import jittered
-from tpufleet.errors import Fenced, FleetError
+from tpufleet.errors import Fenced
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.jobs import ENDED_STATES, JobId
 from tpufleet_firestore.bridge import documents
-from tpufleet_firestore.bridge.background_tasks import BackgroundTasks, BridgeLimits
+from tpufleet_firestore.bridge.background_tasks import BackgroundTasks, BridgeLimits, log_failure
 from tpufleet_firestore.bridge.cleanup import ResultCleanup
 from tpufleet_firestore.bridge.collection import DocumentChange, JobCollection
 from tpufleet_firestore.bridge.document_state import DocumentDriver, HeldDocument
@@ -259,13 +259,7 @@ class Bridge:
         )
         self._retry_at[document_id] = time.monotonic() + backoff.failed()
         if backoff.failures == 1:
-            unexpected = not isinstance(error, FleetError)
-            log.warning(
-                "%s failed: %s; retrying",
-                document_id,
-                error,
-                exc_info=error if unexpected else None,
-            )
+            log_failure(document_id, error)
 
     def _ensure_listening(self) -> None:
         """Replace a dead listener. A new one reports every live document again."""

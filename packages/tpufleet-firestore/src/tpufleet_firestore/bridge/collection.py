@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tpufleet.errors import BadInput, Fenced, PermissionMissing, Unreachable
+from tpufleet.errors import BadInput, Fenced, PermissionMissing, Unreachable, unreachable
 from tpufleet_firestore.bridge import documents
 from tpufleet_firestore.bridge.documents import (
     LIVE_STATUSES,
@@ -285,4 +285,4 @@ def translate_errors() -> Iterator[None]:
             f"Firestore: {error.message}; grant the account roles/datastore.user"
         ) from error
     except (GoogleAuthError, exceptions.GoogleAPICallError, exceptions.RetryError) as error:
-        raise Unreachable(f"Firestore is unreachable: {error}") from error
+        raise Unreachable(unreachable("Firestore", error)) from error

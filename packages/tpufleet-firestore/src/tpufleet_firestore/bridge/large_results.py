@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import invalid
 from tpufleet.model.job.jobs import JobId
 from tpufleet.runtime.gcs import Bucket
 
@@ -32,9 +32,7 @@ def result_store(location: str | None, link: Callable[[JobId], str]) -> ResultSt
         return BucketResults(location)
     if location.startswith("/"):
         return FolderResults(Path(location))
-    raise BadInput(
-        f"invalid results location {location!r}; expected gs://bucket/folder or an absolute path"
-    )
+    raise invalid(location, "a location of results", "gs://bucket/folder or /absolute/path")
 
 
 def preview(text: str, url: str, limit: int) -> str:

@@ -91,7 +91,7 @@ Examples:
     help="Address of /healthz, /readyz and /metrics, such as 127.0.0.1:8081 (default: none).",
 )
 @click.option(
-    "--beat",
+    "--heartbeat",
     "heartbeat_seconds",
     type=float,
     metavar="SECONDS",

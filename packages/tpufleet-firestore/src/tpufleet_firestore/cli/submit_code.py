@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import unreadable
 from tpufleet.views import text
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
@@ -87,7 +87,7 @@ def _code(file: str | None) -> str:
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read {file}: {error}") from error
+        raise unreadable(file, error) from error
 
 
 def _list(rows: list[dict[str, Any]]) -> None:
@@ -103,7 +103,7 @@ def _list(rows: list[dict[str, Any]]) -> None:
             ]
             for row in rows
         ],
-        empty="no documents; add one with `tpu submit-code FILE`",
+        empty=output.none_yet("documents", "tpu submit-code FILE"),
         value={"documents": rows},
     )
 

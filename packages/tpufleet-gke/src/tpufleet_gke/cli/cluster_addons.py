@@ -9,6 +9,7 @@ import click
 
 from tpufleet.errors import BadInput
 from tpufleet.views.cli import output
+from tpufleet.views.cli.operators.check import report
 from tpufleet.views.cli.output import json_option
 from tpufleet_gke.cli.cluster_environment import read_environment
 from tpufleet_gke.environment.addons import example_jobsets, helm_values, team_manifests
@@ -78,21 +79,7 @@ def doctor(context: click.Context, kubeconfig: str | None) -> None:
     """Check add-ons and queues of the cluster against cluster.yaml. Exit status 1 if any fails."""
     _, environment = read_environment()
     found = addons.checks(environment, _kubectl(kubeconfig))
-    if output.as_json():
-        output.print_json({"cluster": names.cluster(environment), "checks": found})
-    else:
-        output.print_table(
-            ("CHECK", "STATE", "DETAIL"),
-            [
-                (check.name, "ok" if check.ok else ("failed", "red"), check.detail)
-                for check in found
-            ],
-            "no checks",
-        )
-        for check in found:
-            if check.next:
-                output.print_status(f"  next: {check.name}: {check.next}")
-    context.exit(0 if all(check.ok for check in found) else 1)
+    report(context, found, cluster=names.cluster(environment))
 
 
 @click.command(
@@ -100,7 +87,7 @@ def doctor(context: click.Context, kubeconfig: str | None) -> None:
 )
 @click.argument("name", type=click.Choice(["hello-world", "maxtext"]))
 @click.option("--team", help="Team whose queue is used (default: the first).")
-@click.option("--type", "tpu_type", default="v5e-16", show_default=True, help="TPU type.")
+@output.type_option
 @click.option("--slices", default=1, show_default=True, help="Number of slices.")
 @click.option("--image", required=True, help="Image with MaxText.")
 @click.option("--bucket", help="maxtext: bucket of checkpoints (default: the first).")

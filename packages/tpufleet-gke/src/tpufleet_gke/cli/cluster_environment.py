@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tpufleet import schema
-from tpufleet.errors import BadInput, InvalidSettings, install_command
+from tpufleet.errors import BadInput, InvalidSettings, exists, install_command, unreadable
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option, yes_option
 from tpufleet.views.cli.registry import shared_option
@@ -42,13 +42,13 @@ rehearse_option = click.option(
 )
 @click.option("--project", required=True, help="Google Cloud project id.")
 @click.option("--zone", "zones", multiple=True, required=True, help="Zone of TPUs. Repeatable.")
-@click.option("--type", "tpu_type", default="v5e-16", show_default=True, help="TPU type.")
+@output.type_option
 @json_option
 def init(project: str, zones: tuple[str, ...], tpu_type: str) -> None:
     """Write a commented cluster.yaml, and its JSON schema for editors."""
     file: Path = shared_option("file")
     if file.exists():
-        raise BadInput(f"{file} exists\n  next: edit it, or pass --file with another name")
+        raise exists(file, "edit it, or pass --file with another name")
     for zone in zones:
         schema.parse(Zone, zone, path="--zone")
     text = starter_file.starter_file(project, zones[0].rpartition("-")[0], zones, tpu_type)
@@ -142,7 +142,7 @@ def _check_unprotected(runner: StageRunner, apply_command: str) -> None:
 
 
 def _check_applicable(file: Path, environment: Environment, planned: StagePlan) -> None:
-    """Before anything of the stage is changed: what Google would refuse half way."""
+    """Before anything of the stage is changed: what Google would refuse halfway."""
     if planned.subnet_ranges:
         found = checks.live_range_problems(environment, planned.subnet_ranges)
         if problems := [(f"{file}: {path}", problem) for path, problem in found]:
@@ -189,11 +189,8 @@ def read_environment() -> tuple[Path, Environment]:
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise BadInput(
-            f"cannot read {file} ({reason})\n"
-            "  next: `tpu cluster init --project PROJECT --zone ZONE` writes one"
-        ) from error
+        hint = "`tpu cluster init --project PROJECT --zone ZONE` writes one"
+        raise unreadable(file, error, hint=hint) from error
     return file, parse.parse_text(text, str(file))
 
 

@@ -151,7 +151,7 @@ class Provisioner:
         try:
             self.tracker.backoff.restore_misfits(self._cluster.load_misfits())
         except (PermissionMissing, ValueError, TypeError) as error:
-            log.warning("cannot read which pods fit no pool: %s", error)
+            _log_misfits("read", error)
         self._saved_misfits = self.tracker.backoff.misfits
 
     def _save_misfits(self) -> None:
@@ -164,7 +164,7 @@ class Provisioner:
             try:
                 self._cluster.save_misfits(misfits)
             except FleetError as error:
-                log.warning("cannot save which pods fit no pool: %s", error)
+                _log_misfits("save", error)
 
         self._delete_executor.submit(save)
 
@@ -350,3 +350,7 @@ class Provisioner:
 def _is_managed(node: Json) -> bool:
     labels = node["metadata"].get("labels") or {}
     return bool(labels.get(label_keys.MANAGER) == label_keys.MANAGER_NAME)
+
+
+def _log_misfits(verb: str, error: Exception) -> None:
+    log.warning("cannot %s which pods fit no pool: %s", verb, error)

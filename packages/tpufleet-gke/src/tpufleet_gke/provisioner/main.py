@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadInput
+from tpufleet.errors import unreadable
 from tpufleet.kubernetes.connections import Connection
 from tpufleet.kubernetes.probes import ProbeServer, stale_caches
 from tpufleet_gke.provisioner.gke import node_pools
@@ -194,10 +194,8 @@ def _metadata(path: str) -> str:
         with urllib.request.urlopen(request, timeout=5) as response:
             return str(response.read().decode().strip())
     except (urllib.error.URLError, OSError) as error:
-        raise BadInput(
-            f"cannot read {path} from the metadata server: {error}; set GCP_PROJECT_ID, "
-            "GCP_CLUSTER_LOCATION, GCP_CLUSTER and GCP_ZONE"
-        ) from error
+        hint = "set GCP_PROJECT_ID, GCP_CLUSTER_LOCATION, GCP_CLUSTER and GCP_ZONE"
+        raise unreadable(f"{path} of the metadata server", error, hint=hint) from error
 
 
 def make_node_pools(settings: ProvisionerSettings, endpoint: str = "") -> NodePools:

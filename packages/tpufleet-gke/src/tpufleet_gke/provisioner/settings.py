@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid, suggest
 from tpufleet.model.tpu import tpu_types
 from tpufleet.model.values import durations
 from tpufleet.schema import Problem, Text, about
@@ -50,7 +50,7 @@ def parse_networks(text: str, source: str) -> tuple[NodeNetwork, ...]:
 def _network(text: str) -> NodeNetwork:
     network, colon, subnetwork = (part.strip() for part in text.partition(":"))
     if not (network and colon and subnetwork) or ":" in subnetwork:
-        raise BadInput(f"expected NETWORK:SUBNETWORK, got {text!r}")
+        raise invalid(text, "NETWORK:SUBNETWORK", "tpu-net:tpu-subnet")
     return NodeNetwork(network, subnetwork)
 
 
@@ -59,7 +59,7 @@ def _limit(text: str) -> Limit:
     for item in filter(None, map(str.strip, text.split(","))):
         name, equals, amount = (part.strip() for part in item.rpartition("="))
         if not re.fullmatch(r"\d+(\.\d+)?", amount) or bool(name) != bool(equals):
-            raise BadInput(f"expected TOTAL, NAMESPACE=LIMIT or *=LIMIT, got {item!r}")
+            raise invalid(item, "TOTAL, NAMESPACE=LIMIT or *=LIMIT", "lab=256")
         if name:
             namespaces[name] = float(amount)
         else:
@@ -251,7 +251,7 @@ class ProvisionerSettings(msgspec.Struct, frozen=True, kw_only=True):
         known = [generation for generation, *_ in tpu_types.GENERATIONS]
         for generation in self.chip_hour_dollars:
             if generation not in known:
-                hint = schema.suggest(generation, known)
+                hint = suggest(generation, known)
                 yield "CHIP_HOUR_DOLLARS", f"unknown generation {generation!r}{hint}"
 
 

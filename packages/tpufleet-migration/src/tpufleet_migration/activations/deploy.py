@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import BadInput, Conflict
+from tpufleet.errors import BadInput, Conflict, one_of
 from tpufleet.views import text
 from tpufleet.views.cli import output
 from tpufleet_activations import plans
@@ -62,7 +62,7 @@ def _deploy(
     **options: Any,
 ) -> None:
     if (out is None) == (gcs_bucket is None):
-        raise BadInput("pass either OUT or --gcs-bucket")
+        raise one_of("OUT", "--gcs-bucket")
     location = out or f"gs://{(gcs_bucket or '').removeprefix('gs://').strip('/')}/{PREFIX}"
     jobs = fleet_deploy.worker_jobs(location, run_options, options)  # checks the options first
     # Without an option of the former script, OUT has a plan.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.errors import BadInput, Conflict, NotFound, busy
 from tpufleet.runtime.units import Claim, Units
 from tpufleet_activations import plans
 from tpufleet_activations.input_errors import check_choice
@@ -163,7 +163,7 @@ def import_shards(
             files = _record(storage, plan, claim, order, legacy, loaded)
             units.commit(claim, unit_writer.commit_outcome(plan, claim.unit, files))
     if not units.finished():
-        raise Conflict("another import into this dataset is running; retry when it has finished")
+        raise Conflict(busy("import into this dataset"))
     return plan, legacy
 
 

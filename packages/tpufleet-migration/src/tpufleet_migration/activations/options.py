@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import invalid
 from tpufleet_activations.cli.option_plugins import OptionPlugin
 
 ACTIVATION_TYPES = {"residual": "resid_post", "mlp": "mlp_out", "attn": "attn_out"}
@@ -79,7 +79,7 @@ def _site(site: str, layers: str) -> str:
     """`mlp_out` and `"0 5"` are `mlp_out.[0,5]`."""
     wanted = re.sub(r"[\s,]+", ",", layers.strip(" ,[]"))
     if re.search(r"[^\d,-]", wanted):
-        raise BadInput(f'invalid --layers {layers!r}; expected numbers, such as "0 5 11" or 0-23')
+        raise invalid(layers, "a list of layers", '"0 5 11" or 0-23', "--layers")
     return f"{site}.[{wanted}]" if wanted else f"{site}.*"
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tpufleet.errors import BadInput
-from tpufleet_activations.input_errors import unreadable
+from tpufleet.errors import BadInput, unreadable
 from tpufleet_activations.io import datasets
 from tpufleet_activations.io.storage import Storage, check_empty
 from tpufleet_activations.model import sites

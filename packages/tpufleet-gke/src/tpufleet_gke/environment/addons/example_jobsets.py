@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid, not_available, unknown
 from tpufleet.model.tpu import type_lookup
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.gke import keys, kueue, manifests
@@ -88,10 +88,9 @@ def tensorboard_upload(
     https://cloud.google.com/vertex-ai/docs/experiments/tensorboard-upload-existing-logs
     """
     if not TENSORBOARD.fullmatch(resource):
-        raise BadInput(
-            f"{resource!r} is not a TensorBoard; write projects/PROJECT/locations/REGION/"
-            "tensorboards/NUMBER, as `gcloud ai tensorboards list` prints it"
-        )
+        listed = "as `gcloud ai tensorboards list` prints it"
+        example = "projects/PROJECT/locations/REGION/tensorboards/NUMBER"
+        raise invalid(resource, f"a TensorBoard, {listed}", example)
     settings = _team(environment, team)
     container = {
         "name": "tensorboard",
@@ -125,13 +124,13 @@ def tensorboard_upload(
 def _gke_type(tpu_type: str) -> Accelerator:
     kind = type_lookup.find(tpu_type)
     if kind.gke_accelerator is None:
-        raise BadInput(f"{tpu_type} is not available on GKE; for example v5e-16")
+        raise BadInput(not_available(tpu_type, "on GKE", "tpu-vm"))
     return kind
 
 
 def _team(environment: Environment, team: str) -> Team:
     if team not in environment.teams:
-        raise BadInput(f"unknown team {team}; one of {', '.join(environment.teams)}")
+        raise unknown("team", team, environment.teams)
     return environment.teams[team]
 
 

@@ -13,7 +13,9 @@ from typing import Any
 import yaml
 
 from tpufleet.errors import FleetError
+from tpufleet.model.fleet.preflight import Check, failed, ok
 from tpufleet_gke.environment.addons import queues, team_manifests
+from tpufleet_gke.environment.config import checks as config_checks
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.config.sections import Environment
 
@@ -21,6 +23,11 @@ MANAGER = "tpufleet-environment"
 WAIT = "300s"
 ATTEMPTS = 10  # webhooks answer some seconds after their Deployment is available
 SECONDS_BETWEEN = 3.0
+# https://github.com/kubernetes-sigs/kueue/issues/13957: it no longer serves v1beta1, and the next
+# one cannot be installed while an object may be stored as v1beta1.
+KUEUE_WITHOUT_V1BETA1 = (0, 20)
+KUEUE_GROUP = "kueue.x-k8s.io"
+INSTALL = "`tpu cluster install`"
 
 
 class AddOnFailed(FleetError):
@@ -34,14 +41,6 @@ class AddOn:
     namespace: str
     deployment: str
     version: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    name: str
-    ok: bool
-    detail: str
-    next: str = ""
 
 
 def addons(environment: Environment) -> list[AddOn]:
@@ -105,6 +104,9 @@ class Kubectl:
 def install(environment: Environment, kubectl: Kubectl, report: Callable[[str], None]) -> None:
     """Add-ons, then what depends on them. Can be repeated."""
     _require_cluster(environment, kubectl)
+    problem, following = _stored_versions(environment, kubectl)
+    if problem:
+        raise AddOnFailed(f"{problem}\n  next: {following}")
     for addon in addons(environment):
         kubectl.run("apply", "--server-side", "--force-conflicts", "-f", addon.url)
         kubectl.run(
@@ -132,8 +134,11 @@ def checks(environment: Environment, kubectl: Kubectl) -> list[Check]:
     """What is there, against what cluster.yaml says."""
     problem = _cluster_problem(environment, kubectl)
     if problem:
-        return [Check(name="cluster", ok=False, detail=problem, next=login_command(environment))]
+        return [failed("cluster", problem, login_command(environment))]
     found = [_addon_check(addon, kubectl) for addon in addons(environment)]
+    problem, following = _stored_versions(environment, kubectl)
+    if problem:
+        found.append(failed("Kueue objects", problem, following))
     return found + [_queue_check(name, environment, kubectl) for name in environment.teams]
 
 
@@ -160,6 +165,27 @@ def _cluster_problem(environment: Environment, kubectl: Kubectl) -> str:
     return ""
 
 
+def _stored_versions(environment: Environment, kubectl: Kubectl) -> tuple[str, str]:
+    """Why Kueue cannot be upgraded to this version, and what to do first; empty if it can."""
+    if config_checks.kueue_version(environment) < KUEUE_WITHOUT_V1BETA1:
+        return "", ""
+    crds = [
+        crd["metadata"]["name"]
+        for crd in kubectl.read("customresourcedefinitions")["items"]
+        if crd["spec"]["group"] == KUEUE_GROUP
+        and "v1beta1" in crd.get("status", {}).get("storedVersions", [])
+    ]
+    if not crds:
+        return "", ""
+    change = json.dumps({"status": {"storedVersions": ["v1beta2"]}})
+    return (
+        f"Kueue {environment.addons.kueue} cannot be installed: objects may be stored as v1beta1 "
+        f"({', '.join(crds)})",
+        "run hack/migrate-to-v1beta2.sh of the installed Kueue, then `kubectl patch crd "
+        f"{' '.join(crds)} --subresource=status --type=merge --patch='{change}'`, then this again",
+    )
+
+
 def login_command(environment: Environment) -> str:
     return (
         f"`gcloud container clusters get-credentials {names.cluster(environment)} "
@@ -171,18 +197,14 @@ def _addon_check(addon: AddOn, kubectl: Kubectl) -> Check:
     try:
         deployment = kubectl.read("deployment", addon.deployment, "-n", addon.namespace)
     except AddOnFailed as error:
-        return Check(
-            name=addon.name, ok=False, detail=_last_line(error), next="`tpu cluster install`"
-        )
+        return failed(addon.name, _last_line(error), INSTALL)
     images = [item["image"] for item in deployment["spec"]["template"]["spec"]["containers"]]
     ready = deployment.get("status", {}).get("availableReplicas", 0)
     pinned = any(image.endswith(f":{addon.version}") for image in images)
-    return Check(
-        name=addon.name,
-        ok=bool(ready) and pinned,
-        detail=f"{ready} available, {', '.join(images)}",
-        next="" if ready and pinned else f"`tpu cluster install` installs {addon.version}",
-    )
+    message = f"{ready} available, {', '.join(images)}"
+    if ready and pinned:
+        return ok(addon.name, message)
+    return failed(addon.name, message, f"{INSTALL} installs {addon.version}")
 
 
 def _queue_check(name: str, environment: Environment, kubectl: Kubectl) -> Check:
@@ -194,11 +216,11 @@ def _queue_check(name: str, environment: Environment, kubectl: Kubectl) -> Check
             "localqueues.kueue.x-k8s.io", team.queue, "-n", names.team_namespace(name, team)
         )
     except AddOnFailed as error:
-        return Check(name=title, ok=False, detail=_last_line(error), next="`tpu cluster install`")
+        return failed(title, _last_line(error), INSTALL)
     conditions = {item["type"]: item for item in queue.get("status", {}).get("conditions", [])}
     active = conditions.get("Active", {})
-    detail = active.get("message", "no status yet")
-    return Check(name=title, ok=active.get("status") == "True", detail=detail)
+    message = active.get("message", "no status yet")
+    return ok(title, message) if active.get("status") == "True" else failed(title, message, "")
 
 
 def _last_line(error: Exception) -> str:

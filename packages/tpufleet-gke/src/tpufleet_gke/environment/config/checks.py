@@ -7,11 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from tpufleet.errors import suggest, unknown
 from tpufleet.model.tpu import machine_types, tpu_zones, type_lookup
 from tpufleet.model.tpu.type_lookup import short_name
-from tpufleet.schema import Problem, suggest
+from tpufleet.schema import Problem
 from tpufleet_gke.environment.config import capacity, names
-from tpufleet_gke.environment.config.sections import AddOns, CpuPool, Environment
+from tpufleet_gke.environment.config.sections import AddOns, CpuPool, Environment, Network
 
 CONTROL_PLANE_PREFIX = 28
 OLDEST_KUEUE = (0, 15)  # of the API of the queues
@@ -24,11 +25,20 @@ def check(environment: Environment) -> Iterator[Problem]:
     yield from _pools(environment)
     if environment.network.existing is None:
         yield from _ranges(environment)
+    else:
+        for field in ("nodes", "pods", "services"):
+            if getattr(environment.network, field) != getattr(Network(), field):
+                yield (f"network.{field}", "is that of network.existing; remove it")
     kueue = environment.addons.kueue
-    if tuple(map(int, re.findall(r"[0-9]+", kueue)[:2])) < OLDEST_KUEUE:
+    if kueue_version(environment) < OLDEST_KUEUE:
         yield ("addons.kueue", f"{kueue} has no API v1beta2; write {AddOns().kueue}")
     yield from _teams(environment)
     yield from _buckets(environment)
+
+
+def kueue_version(environment: Environment) -> tuple[int, ...]:
+    """Major and minor."""
+    return tuple(map(int, re.findall(r"[0-9]+", environment.addons.kueue)[:2]))
 
 
 def _zones(environment: Environment) -> Iterator[Problem]:
@@ -75,6 +85,13 @@ def _pools(environment: Environment) -> Iterator[Problem]:
             yield (
                 f"{path}.machine_type",
                 f"Compute Engine has no {pool.machine_type}; for example n2-standard-8",
+            )
+    for name, gpu in environment.gpu_pools.items():
+        machines = machine_types.gpu_machines(gpu.accelerator)
+        if machines and not gpu.machine_type.startswith(f"{machines}-"):
+            yield (
+                f"gpu_pools.{name}.machine_type",
+                f"{gpu.accelerator} goes with {machines} machines, not {gpu.machine_type}",
             )
     for name, tpu in environment.tpu_pools.items():
         path = f"tpu_pools.{name}"
@@ -237,6 +254,9 @@ def _buckets(environment: Environment) -> Iterator[Problem]:
         full = names.bucket(environment, name)
         if len(full) > names.LONGEST_BUCKET:
             yield (f"buckets.{name}", f"{full} is longer than 63 characters; shorten it")
+        if "google" in full or full.startswith("goog"):
+            # https://cloud.google.com/storage/docs/buckets#naming
+            yield (f"buckets.{name}", f"Cloud Storage refuses google in {full}; rename it")
         if bucket.hierarchical and bucket.versioning:
             # https://cloud.google.com/storage/docs/hns-overview
             yield (
@@ -246,7 +266,7 @@ def _buckets(environment: Environment) -> Iterator[Problem]:
         for index, team in enumerate(bucket.teams):
             if team not in environment.teams:
                 path = f"buckets.{name}.teams[{index}]"
-                yield (path, f"unknown team {team}{suggest(team, environment.teams)}")
+                yield (path, str(unknown("team", team, environment.teams)))
 
 
 def zone_warnings(environment: Environment) -> list[str]:

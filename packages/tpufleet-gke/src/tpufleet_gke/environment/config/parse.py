@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from tpufleet import schema
-from tpufleet.errors import BadInput, InvalidSettings
+from tpufleet.errors import BadInput, InvalidSettings, not_yaml, quote
 from tpufleet.model.values import unique_keys
 from tpufleet.schema import Problem
 from tpufleet_gke.environment.config import checks
@@ -36,8 +36,7 @@ def parse_text(text: str, source: str = "cluster.yaml") -> Environment:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f"line {mark.line + 1}: " if mark is not None else ""
-        reason = problem or str(error).partition("\n")[0]
-        raise BadInput(f"{source}: {line}not YAML: {reason}") from error
+        raise not_yaml(source, line, problem or error) from error
     if duplicates:
         lines = [
             (f"{source}:{line}", f"duplicate key {key}; remove one") for line, key in duplicates
@@ -63,7 +62,7 @@ def _templates(value: Any, path: str = "") -> Iterator[Problem]:
     if isinstance(value, str) and ("${" in value or "%{" in value):
         yield (
             path,
-            f"Terraform would evaluate {schema.quote(value)}; write it without ${{ and %{{",
+            f"Terraform would evaluate {quote(value)}; write it without ${{ and %{{",
         )
 
 

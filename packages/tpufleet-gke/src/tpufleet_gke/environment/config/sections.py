@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from tpufleet.schema import Text, about
 from tpufleet_gke.environment.config.value_types import (
+    BillingAccount,
     BucketName,
     GoogleApi,
     IamRole,
@@ -65,7 +66,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Taint(Section, frozen=True, kw_only=True):
-    key: Annotated[Text, about("Key of the taint.", example="dedicated")]
+    key: Annotated[NodeLabel, about("Key of the taint.", example="dedicated")]
     value: Annotated[Text, about("Value of the taint.")] = "true"
     effect: Annotated[
         Literal["NO_SCHEDULE", "PREFER_NO_SCHEDULE", "NO_EXECUTE"], about("Effect.")
@@ -81,6 +82,7 @@ class Automation(Section, frozen=True, kw_only=True):
     ] = ""
     location: Annotated[Location, about("Location of the bucket.", default="the region")] = ""
     create_bucket: Annotated[bool, about("Create the bucket.")] = True
+    state_prefix: Annotated[Name, about("Folder of Terraform state in the bucket.")] = "tfstate"
     service_account: Annotated[
         ServiceAccount, about("Service account that applies the other stages.")
     ] = "tpu-automation"
@@ -107,12 +109,17 @@ class ExistingNetwork(Section, frozen=True, kw_only=True):
     services_range: Annotated[
         Text, about("Name of its secondary range for services.", example="svc")
     ]
+    create_grants: Annotated[
+        bool, about("Create the grants and the firewall rule in the host project.")
+    ] = True
 
 
 class Network(Section, frozen=True, kw_only=True):
     existing: Annotated[ExistingNetwork | None, about("Use this VPC instead of creating one.")] = (
         None
     )
+    name: Annotated[Name, about("Name of the VPC.", default="NAME-network")] = ""
+    subnetwork: Annotated[Name, about("Name of its subnetwork.", default="NAME-REGION")] = ""
     nodes: Annotated[NetworkRange, about("Range of nodes.")] = "10.0.0.0/18"
     pods: Annotated[NetworkRange, about("Range of pods.", default="sized from the node pools")] = ""
     services: Annotated[NetworkRange, about("Range of services.")] = "10.64.0.0/20"
@@ -203,7 +210,7 @@ class GpuPool(CpuPool, frozen=True, kw_only=True):
 
 class TpuPool(Section, frozen=True, kw_only=True):
     type: Annotated[TpuType, about("TPU type, as `tpu types` lists them.", example="v5e-16")]
-    slices: Annotated[int, Meta(ge=1, le=256), about("Slices, at most.")] = 1
+    slices: Annotated[int, Meta(ge=0, le=256), about("Slices, at most; 0: none for now.")] = 1
     capacity: Annotated[
         Literal["on-demand", "spot", "reserved", "flex-start"],
         about("Kind of capacity: on-demand, spot, reserved or flex-start."),
@@ -311,7 +318,9 @@ class AddOns(Section, frozen=True, kw_only=True):
 class Budget(Section, frozen=True, kw_only=True):
     """Alerts by e-mail to billing administrators; nothing is stopped."""
 
-    billing_account: Annotated[Text, about("Billing account.", example="012345-567890-ABCDEF")]
+    billing_account: Annotated[
+        BillingAccount, about("Billing account.", example="012345-567890-ABCDEF")
+    ]
     monthly_usd: Annotated[int, Meta(ge=1), about("Budget per month.", example="20000")]
     alert_percent: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=200)], ...], about("Alert at these percentages.")

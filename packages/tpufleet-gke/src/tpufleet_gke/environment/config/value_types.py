@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid
 from tpufleet.model.tpu import type_lookup
 
 
@@ -26,13 +26,13 @@ def _network_range(value: Any) -> str:
             near = str(ipaddress.IPv4Network(value, strict=False))
         except (ValueError, TypeError):
             near = "10.0.0.0/18"
-        message = f"{schema.quote(value)} is not a CIDR range; for example {near}"
+        message = str(invalid(value, "a CIDR range", near))
         raise BadInput(message) from None
 
 
 def _tpu_type(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[ -~]{1,40}", value):
-        raise BadInput(f"unknown TPU type {schema.quote(value)}; for example v5e-16")
+        raise invalid(value, "a TPU type", "v5e-16")
     return type_lookup.find(value).name
 
 
@@ -103,7 +103,17 @@ PinnedImage = Annotated[
     ),
 ]  # fmt: skip
 _LABEL = r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-NodeLabel = Annotated[str, _text("label", _LABEL, "team")]
+# Reserved: https://cloud.google.com/kubernetes-engine/docs/how-to/creating-managing-labels
+NodeLabel = Annotated[
+    str,
+    schema.text(
+        "label", _LABEL, example="team", repair=_dashes,
+        reserved=r"([a-z0-9.-]+\.)?(kubernetes|k8s|gke)\.io/.*",
+    ),
+]  # fmt: skip
+BillingAccount = Annotated[
+    str, _text("billing account", r"[0-9A-F]{6}(-[0-9A-F]{6}){2}", "012345-567890-ABCDEF")
+]
 # https://cloud.google.com/resource-manager/docs/labels-overview#requirements
 ResourceLabel = Annotated[
     str, _text("label of Google Cloud", r"[a-z][a-z0-9_-]{0,62}", "cost-center")

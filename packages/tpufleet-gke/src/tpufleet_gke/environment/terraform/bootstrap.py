@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.config.sections import SERVICES, Environment
-from tpufleet_gke.environment.terraform import node_pools
+from tpufleet_gke.environment.terraform import host_project, node_pools
 from tpufleet_gke.environment.terraform.hcl import (
+    BILLING,
     Block,
     Expression,
     Nested,
@@ -25,7 +26,7 @@ def services(environment: Environment) -> list[str]:
     if environment.tensorboard is not None:
         needed.append("aiplatform.googleapis.com")
     if environment.budget is not None:
-        needed.append("billingbudgets.googleapis.com")
+        needed += ["billingbudgets.googleapis.com", "cloudbilling.googleapis.com"]
     if environment.server.firestore_bridge:
         needed.append("firestore.googleapis.com")
     return sorted(set(needed))
@@ -44,6 +45,9 @@ def files(environment: Environment) -> dict[str, list[Block]]:
     return {
         "services.tf": _services(environment),
         "service_account.tf": _service_account(environment),
+        "host_project.tf": host_project.resources(
+            environment, _member(environment), _apis(environment, "compute", "container")
+        ),
         "state_bucket.tf": _bucket(environment),
         "outputs.tf": [
             output(
@@ -84,11 +88,9 @@ def _services(environment: Environment) -> list[Block]:
 
 
 def _service_account(environment: Environment) -> list[Block]:
-    account = environment.automation.service_account
-    member: object = f"serviceAccount:{account_email(environment)}"
+    account, member = environment.automation.service_account, _member(environment)
     blocks = []
     if environment.automation.create_service_account:
-        member = reference("google_service_account", "automation", "member")
         blocks.append(
             resource(
                 "google_service_account", "automation", project=environment.project,
@@ -105,6 +107,7 @@ def _service_account(environment: Environment) -> list[Block]:
             resource(
                 "google_billing_account_iam_member", "automation", role=BUDGET_ROLE,
                 billing_account_id=environment.budget.billing_account, member=member,
+                provider=BILLING, depends_on=_apis(environment, "cloudbilling"),
             )
         )  # fmt: skip
     bucket: object = names.automation_bucket(environment)
@@ -119,11 +122,17 @@ def _service_account(environment: Environment) -> list[Block]:
     return blocks
 
 
-def _apis(environment: Environment) -> list[Expression] | None:
+def _member(environment: Environment) -> object:
+    if environment.automation.create_service_account:
+        return reference("google_service_account", "automation", "member")
+    return f"serviceAccount:{account_email(environment)}"
+
+
+def _apis(environment: Environment, *more: str) -> list[Expression] | None:
     """APIs that this stage itself calls, and that a new project has not enabled."""
     if not environment.automation.enable_apis:
         return None
-    return [Expression(f"google_project_service.{name}") for name in OWN_APIS]
+    return [Expression(f"google_project_service.{name}") for name in (*OWN_APIS, *more)]
 
 
 def _bucket(environment: Environment) -> list[Block]:

@@ -52,6 +52,11 @@ def resource(kind: str, label: str, /, comment: str = "", **body: Any) -> Block:
     return Block(kind="resource", labels=(kind, identifier(label)), body=kept, comment=comment)
 
 
+# With the credentials of a person, APIs of billing need a project whose quota they use:
+# https://docs.cloud.google.com/docs/authentication/adc-troubleshooting/user-creds
+BILLING = Expression("google.billing")
+
+
 def project_roles(
     project: str, key: str, member: object, roles: Iterable[str], **body: Any
 ) -> list[Block]:

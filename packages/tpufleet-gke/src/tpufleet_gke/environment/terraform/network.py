@@ -31,7 +31,7 @@ def resources(environment: Environment) -> list[Block]:
     blocks = [] if settings.existing else _vpc(environment)
     # The firewall of a Shared VPC is the host project's.
     if settings.private_nodes and not (settings.existing and settings.existing.host_project):
-        blocks.append(_webhooks(environment))
+        blocks.append(webhooks(environment, environment.project))
     if settings.nat and settings.private_nodes and settings.existing is None:
         blocks += _nat(environment)
     return blocks
@@ -42,13 +42,14 @@ def _vpc(environment: Environment) -> list[Block]:
     return [
         resource(
             "google_compute_network", "network", project=environment.project,
-            name=f"{environment.name}-network", auto_create_subnetworks=False,
+            name=settings.name or f"{environment.name}-network", auto_create_subnetworks=False,
             routing_mode="REGIONAL",
         ),
         resource(
             "google_compute_subnetwork", "nodes", project=environment.project,
-            name=f"{environment.name}-{environment.region}", region=environment.region,
-            network=network_id(environment), ip_cidr_range=settings.nodes,
+            name=settings.subnetwork or f"{environment.name}-{environment.region}",
+            region=environment.region, network=network_id(environment),
+            ip_cidr_range=settings.nodes,
             private_ip_google_access=True,
             secondary_ip_range=[
                 Nested(range_name="pods", ip_cidr_range=capacity.pods_range(environment)),
@@ -61,12 +62,12 @@ def _vpc(environment: Environment) -> list[Block]:
     ]  # fmt: skip
 
 
-def _webhooks(environment: Environment) -> Block:
+def webhooks(environment: Environment, project: str) -> Block:
     name = f"{names.cluster(environment)}-webhooks"
     return resource(
         "google_compute_firewall", "webhooks",
         comment="The control plane of a private cluster reaches nodes on 443 and 10250 otherwise.",
-        project=environment.project, name=name, network=network_id(environment),
+        project=project, name=name, network=network_id(environment),
         direction="INGRESS", source_ranges=[environment.network.control_plane],
         allow=Nested(protocol="tcp", ports=[str(port) for port in WEBHOOK_PORTS]),
     )  # fmt: skip

@@ -40,7 +40,9 @@ def gpu_pools(environment: Environment) -> list[Block]:
 def tpu_pools(environment: Environment) -> list[Block]:
     """Those that Terraform manages. The provisioner creates the others when a job needs them."""
     static = {
-        name: pool for name, pool in environment.tpu_pools.items() if pool.managed_by == "terraform"
+        name: pool
+        for name, pool in environment.tpu_pools.items()
+        if pool.managed_by == "terraform" and pool.slices
     }
     policies: dict[str, Block] = {}
     blocks: list[Block] = []

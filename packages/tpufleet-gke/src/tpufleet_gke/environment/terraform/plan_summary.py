@@ -18,6 +18,7 @@ NOUNS = {
     "google_compute_network": "network",
     "google_compute_resource_policy": "placement policy",
     "google_compute_router": "router",
+    "google_compute_subnetwork_iam_member": "subnetwork role",
     "google_compute_router_nat": "Cloud NAT",
     "google_compute_subnetwork": "subnetwork",
     "google_container_cluster": "GKE cluster",
@@ -36,7 +37,7 @@ NOUNS = {
 }
 NAMES = ("account_id", "repository_id", "role_id", "service", "display_name", "name")
 # Shown together.
-COUNTED = ("API", "project role", "bucket role", "service account role")
+COUNTED = ("API", "project role", "bucket role", "service account role", "subnetwork role")
 
 
 class Action(StrEnum):

@@ -16,7 +16,15 @@ from tpufleet_gke.environment.terraform import (
     storage,
     versions,
 )
-from tpufleet_gke.environment.terraform.hcl import Block, Call, Expression, Nested, resource, write
+from tpufleet_gke.environment.terraform.hcl import (
+    BILLING,
+    Block,
+    Call,
+    Expression,
+    Nested,
+    resource,
+    write,
+)
 
 HEADER = "Generated from cluster.yaml by `tpu cluster`; edit that file instead."
 GITIGNORE = """\
@@ -95,21 +103,26 @@ def _versions(environment: Environment, stage: StageName, state_folder: str) -> 
         },
     )
     labels = {**environment.labels, "tpufleet-environment": environment.name}
-    provider = Block(
-        kind="provider",
-        labels=("google",),
-        body={
-            "project": environment.project, "region": environment.region,
-            "default_labels": labels,
-        },
-    )  # fmt: skip
+    common = {
+        "project": environment.project, "region": environment.region, "default_labels": labels,
+    }  # fmt: skip
+    providers = [Block(kind="provider", labels=("google",), body=common)]
+    if environment.budget is not None and stage is not StageName.CLUSTER_CONFIG:
+        billing = {
+            "alias": BILLING.text.rpartition(".")[2],
+            **common,
+            "billing_project": environment.project,
+            "user_project_override": True,
+        }
+        providers.append(Block(kind="provider", labels=("google",), body=billing))
     if state_folder:
         kind, place = "local", {"path": f"{state_folder}/{stage}.tfstate"}
     else:
         kind = "gcs"
-        place = {"bucket": names.automation_bucket(environment), "prefix": f"tfstate/{stage}"}
+        prefix = f"{environment.automation.state_prefix}/{stage}"
+        place = {"bucket": names.automation_bucket(environment), "prefix": prefix}
     backend = Block(kind="terraform", body={f'backend "{kind}"': Nested(place)})
-    blocks = [required, backend, provider]
+    blocks = [required, backend, *providers]
     own_bucket = stage is StageName.BOOTSTRAP and environment.automation.create_bucket
     if own_bucket and not state_folder:
         blocks.append(bootstrap.bucket_import(environment))

@@ -6,7 +6,7 @@ from typing import Any
 
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.config.sections import Budget, Environment
-from tpufleet_gke.environment.terraform.hcl import Block, Expression, Nested, resource
+from tpufleet_gke.environment.terraform.hcl import BILLING, Block, Expression, Nested, resource
 
 
 def resources(environment: Environment) -> list[Block]:
@@ -59,7 +59,8 @@ def _bucket(environment: Environment, name: str) -> Block:
 
 def _budget(environment: Environment, budget: Budget) -> Block:
     return resource(
-        "google_billing_budget", "budget", billing_account=budget.billing_account,
+        "google_billing_budget", "budget", provider=BILLING,
+        billing_account=budget.billing_account,
         display_name=f"{environment.name}: {environment.project}",
         amount=Nested(
             specified_amount=Nested(currency_code="USD", units=str(budget.monthly_usd))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from tpufleet.errors import (
+    ASK_ADMINISTRATOR,
     BadRequest,
     Conflict,
     FleetError,
@@ -187,8 +188,7 @@ def known(text: str) -> str | None:
         return None
     found, _, meaning = rule
     groups = {name: (value or "").removesuffix(".0") for name, value in found.groupdict().items()}
-    ask = "ask the administrator of your organisation"
-    groups["advice"] = _CONSTRAINTS.get(groups.get("constraint", ""), ask)
+    groups["advice"] = _CONSTRAINTS.get(groups.get("constraint", ""), ASK_ADMINISTRATOR)
     return re.sub(r":?\s+;", ";", " ".join(meaning.format(**groups).split()))
 
 

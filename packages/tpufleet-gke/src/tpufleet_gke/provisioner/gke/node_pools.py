@@ -19,6 +19,8 @@ from tpufleet.errors import (
     ProviderUnavailable,
     QuotaExceeded,
     RateLimited,
+    no_credentials,
+    unreachable,
 )
 from tpufleet_gke.provisioner.gke import failures
 from tpufleet_gke.provisioner.model import pool_shapes
@@ -266,12 +268,9 @@ def translate_errors() -> Iterator[None]:
     except api.GoogleAPICallError as error:
         raise ProviderUnavailable(_summary(error)) from error
     except (api.RetryError, auth.TransportError) as error:
-        raise ProviderUnavailable(f"GKE is unreachable: {error}") from error
+        raise ProviderUnavailable(unreachable("GKE", error)) from error
     except auth.GoogleAuthError as error:
-        raise PermissionMissing(
-            f"no credentials for GKE: {error}; use workload identity or "
-            "`gcloud auth application-default login`"
-        ) from error
+        raise no_credentials("GKE", error) from error
 
 
 def detail_of(error: BaseException) -> str:

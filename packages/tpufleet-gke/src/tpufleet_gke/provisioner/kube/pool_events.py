@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
+from tpufleet.errors import unexpected
 from tpufleet.kubernetes.connections import JOB, JOBSET, LEADER_WORKER_SET, POD, Json
 from tpufleet_gke.provisioner.kube import event_recorder
 from tpufleet_gke.provisioner.kube.event_recorder import KubernetesEventRecorder
@@ -54,7 +55,7 @@ class BackgroundRecorder:
             try:
                 self._sink.record(involved_object, reason, message, **options)
             except Exception:
-                log.exception("cannot write event %s on %s", reason, involved_object["name"])
+                log.exception(unexpected("writing an event"))
 
         self._writer.submit(write)
 

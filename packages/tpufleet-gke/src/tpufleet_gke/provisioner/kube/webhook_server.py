@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, cannot_listen, invalid, unreadable
 from tpufleet.kubernetes.probes import ProbeServer
 from tpufleet_gke.provisioner.kube import admission
 from tpufleet_gke.provisioner.kube.admission import AdmissionSettings
@@ -32,7 +32,7 @@ SHUTDOWN_TIMEOUT = 5  # seconds for requests in progress
 
 class WebhookServer:
     def __init__(self, address: str, certificates: Path, settings: AdmissionSettings) -> None:
-        """`certificates` is a directory with tls.crt and tls.key, as cert-manager writes them."""
+        """`certificates` is a folder with tls.crt and tls.key, as cert-manager writes them."""
         self._certificate, self._key = certificates / "tls.crt", certificates / "tls.key"
         self._loaded = self._read_files()
         self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
@@ -103,7 +103,7 @@ class WebhookServer:
             context.load_cert_chain(self._certificate, self._key)
         except (OSError, ssl.SSLError) as error:
             folder = self._certificate.parent
-            raise BadInput(f"cannot load tls.crt and tls.key from {folder}: {error}") from error
+            raise unreadable(f"tls.crt and tls.key in {folder}", error) from error
 
     def _read_files(self) -> tuple[bytes, bytes]:
         try:
@@ -133,7 +133,7 @@ def _bind(address: str) -> socket.socket:
     """A socket bound to `HOST:PORT`, or to `:PORT` on all interfaces."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
-        raise BadInput(f"invalid address {address!r}; expected HOST:PORT or :PORT, such as :5000")
+        raise invalid(address, "HOST:PORT or :PORT", ":5000")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets whose protocol is explicit.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -143,7 +143,7 @@ def _bind(address: str) -> socket.socket:
         listener.listen()
     except (OSError, OverflowError) as error:
         listener.close()
-        raise BadInput(f"cannot listen on {address}: {error}") from error
+        raise cannot_listen(address, error) from error
     return listener
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import invalid
 from tpufleet.kubernetes import quantities
 from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_gke.provisioner.model.pod_owners import PodOwner
@@ -69,7 +69,7 @@ def requested_chips(pod: Json, resource: str = label_keys.TPU) -> int:
     for container in pod["spec"].get("containers") or ():
         amount = ((container.get("resources") or {}).get("requests") or {}).get(resource, 0)
         if not str(amount).isdecimal():
-            raise BadInput(f"{resource}: {amount!r} is not a whole number of chips")
+            raise invalid(amount, "a whole number of chips", "4", resource)
         total += int(amount)
     return total
 

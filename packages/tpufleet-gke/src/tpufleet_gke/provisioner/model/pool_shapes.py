@@ -7,8 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from tpufleet import schema
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, suggest, unknown
 from tpufleet.model.tpu import tpu_types
 
 # Its slices are placed by workload policies, which are created beforehand.
@@ -58,9 +57,7 @@ def find_shape(accelerator: str, topology: str, chips_per_pod: int) -> PoolShape
     """The nodes for pods that request `chips_per_pod` each. BadInput when no such slice exists."""
     generations = _generations()
     if accelerator not in generations:
-        raise BadInput(
-            f"unknown accelerator {accelerator!r}; expected one of {', '.join(sorted(generations))}"
-        )
+        raise unknown("accelerator", accelerator, sorted(generations))
     generation = generations[accelerator]
     machines, chips = generation.machines, math.prod(_sizes(topology, accelerator, generation))
     # Machines of other sizes than 4 chips are single-host slices.
@@ -109,7 +106,7 @@ def _sizes(topology: str, accelerator: str, generation: _Generation) -> tuple[in
     ascending = "x".join(map(str, sizes))
     if sizes not in generation.topologies and not (cubes and math.prod(sizes) <= most):
         known = ["x".join(map(str, each)) for each in sorted(generation.topologies)]
-        hint = schema.suggest(topology, known)
+        hint = suggest(topology, known)
         if most and len(sizes) == generation.dimensions:
             hint = f"; above 64 chips all sizes are multiples of 4, up to {most} chips"
     elif math.prod(sizes) > HOST_CHIPS and topology != ascending:

@@ -82,8 +82,11 @@ def chip_hour_dollars(
     if generation in settings.chip_hour_dollars:
         return settings.chip_hour_dollars[generation]
     kind = Capacity.SPOT if capacity is PoolCapacity.SPOT else Capacity.ON_DEMAND
-    price = prices.price_table().get((generation, kind))
+    price = _list_prices().get((generation, kind))
     return price.usd if price is not None else None
+
+
+_list_prices = cache(prices.price_table)  # once, not for each pool in each round
 
 
 @cache

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid
 from tpufleet_activations.input_errors import check_choice
 
 Encoder = Callable[[Sequence[Sequence[int]]], str]
@@ -42,7 +42,7 @@ def _build(node: ast.expr, text: str) -> Any:
 
 
 def _invalid(text: str, reason: object) -> BadInput:
-    return BadInput(f"invalid grid encoder {text!r}: {reason}; expected one such as {DEFAULT}")
+    return invalid(text, f"a grid encoder ({reason})", DEFAULT)
 
 
 def minimal() -> Encoder:

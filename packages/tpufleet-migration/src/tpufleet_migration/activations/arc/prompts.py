@@ -17,8 +17,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tpufleet.errors import BadInput
-from tpufleet_activations.input_errors import unreadable
+from tpufleet.errors import BadInput, unreadable
 from tpufleet_migration.activations.arc.grid_encoders import Encoder
 
 DEFAULT = "output-from-examples-v0"
