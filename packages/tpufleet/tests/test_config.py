@@ -18,7 +18,7 @@ from tests.repository import ROOT
 from tpufleet import config
 from tpufleet.compose import control_plane
 from tpufleet.compose import providers as compose
-from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.errors import BadInput, Unauthorized, readable_by_others
 from tpufleet.stores.memory import MemoryStore
 
 
@@ -105,18 +105,18 @@ def test_loading_is_deterministic(home):
     ("environ", "file", "message"),
     [
         ({"TPUFLEET_SERVER": "host:80"}, "",
-         "TPUFLEET_SERVER: 'host:80' is not a server URL; use https://host:port"),
+         "TPUFLEET_SERVER: 'host:80' is not a server URL; for example https://host:port"),
         ({"TPUFLEET_SERVER": "http://h:99999"}, "", "is not a server URL"),
         ({"TPUFLEET_SNAPSHOT_LIMIT": "lots"}, "",
          "TPUFLEET_SNAPSHOT_LIMIT: 'lots' is not a size in bytes"),
-        ({"TPUFLEET_LISTEN": "80"}, "", "is not an address; use host:port, such as 127.0.0.1:8470"),
+        ({"TPUFLEET_LISTEN": "80"}, "", "is not HOST:PORT; for example 127.0.0.1:8470"),
         ({}, "sever: x", "sever: unknown field; did you mean server?"),
         ({}, "colour: x", "colour: unknown field; write one of server, token_file"),
         ({}, "[1, 2]", "must be a mapping"),
         ({}, "store: x\nlisten: [", "config.yaml:2: not valid YAML"),
         ({}, "store: x\n\nsever: y", "config.yaml:3: sever: unknown field"),
         ({}, "data: /a\nlisten: 80\ndata: /b", "config.yaml:3: data: duplicate key; remove one"),
-        ({}, "data: /a\nlisten: 80\ndata: /b", "is not an address"),
+        ({}, "data: /a\nlisten: 80\ndata: /b", "is not HOST:PORT"),
         ({}, "retention:\n  logs: none\n  logs: none", "config.yaml:3: logs: duplicate key"),
         ({"TPUFLEET_CONFIG": "/usr"}, "", "/usr: is a folder; TPUFLEET_CONFIG must name a file"),
     ],
@@ -134,11 +134,11 @@ INVALID = {
     "server": ("host:80", "is not a server URL"),
     "public_url": ("host", "is not a server URL"),
     "store": ("mysql://me:pw@host/db", "unknown store 'mysql:…'; write memory:, sqlite:///path"),
-    "provider": ("mars", "unknown provider 'mars'; known providers: local"),
-    "token_file": ("5", "5 is not a path; write /path/to/file"),
-    "tls_key": ("[a]", "['a'] is not a path"),
+    "provider": ("mars", "unknown provider 'mars'; write one of local"),
+    "token_file": ("5", "5 is not a path; for example /path/to/file"),
+    "tls_key": ("[a]", "a list is not a path"),
     "providers": ("[clowd]", "unknown provider 'clowd'"),
-    "listen": ("127.0.0.1:99999", "is not an address"),
+    "listen": ("127.0.0.1:99999", "is not HOST:PORT"),
     "request_timeout": ("soon", "request_timeout"),
     "insecure_http": ("maybe", "must be true or false"),
     "snapshot_limit": ("lots", "is not a size in bytes"),
@@ -199,7 +199,7 @@ NESTED = """
 """
 NESTED_ERRORS = {
     "sever": "did you mean server?",
-    "retention.logs": "'5x' is not a duration; write 90s",
+    "retention.logs": "'5x' is not a duration; for example 90s",
     "retention.cod": "did you mean code?",
     "retention.events": "is not a duration",
     "retention.code": "must be from 1h",
@@ -208,7 +208,7 @@ NESTED_ERRORS = {
     "budgets.users.bob.perod": "did you mean period?",
     "budgets.pools.lab.usd": "must be a number",
     "budgets.period": "unknown value 'year'",
-    "prices.v99": "unknown generation; write one of",
+    "prices.v99": "unknown generation 'v99'",
     "prices.v5e.spto": "did you mean spot?",
     "prices.v5e.spot": "must be a number of at least 0",
     "prices.v4": "must be a mapping",
@@ -229,7 +229,7 @@ NESTED_ERRORS = {
     "tpu_vm.metadata.startup-script": "is not a metadata key",
     "tpu_vm.metadata.owner": "must be text",
     "tpu_vm.external_ips": "must be true or false",
-    "tpu_vm.runtimes.v99": "unknown generation; write one of tpu7x, v2",
+    "tpu_vm.runtimes.v99": "unknown generation 'v99'; write one of tpu7x, v2",
     "tpu_vm.endpoint": "'foo' is not a host:port",
     "tpu_vm.queue[0]": "did you mean spot?",
     "tpu_vm.data_disks": "must be a mapping",
@@ -266,7 +266,7 @@ def test_all_errors_of_all_sections_are_reported_at_once_with_their_path(home):
         ("tpu_vm: {data_disks: [{source: 5}]}", "tpu_vm.data_disks[0].source: must be text"),
         ("tpu_vm: {data_disks: [x]}", "tpu_vm.data_disks[0]: must be a mapping"),
         ("tpu_vm: {valid_for: none}", "tpu_vm.valid_for: cannot be none"),
-        ("tpu_vm: {bundle: 'gs://b/x'}", "tpu_vm.bundle: set both bundle and bundle_sha256"),
+        ("tpu_vm: {bundle: 'gs://b/x'}", "tpu_vm.bundle: set both bundle"),
         ("gke: {most_slices: 1.5}", "gke.most_slices: must be an integer"),
         ("notifications: {allow: [bad host]}", "'bad host' is neither a host name nor a network"),
         ('notifications: {allow: [""]}', "'' is neither a host name nor a network"),
@@ -313,7 +313,7 @@ def test_a_token_file_readable_by_others_is_rejected(home):
     settings = config.load({"TPUFLEET_TOKEN_FILE": str(file)}, home)
     with pytest.raises(Unauthorized) as caught:
         config.read_token(settings, "https://fleet")
-    assert str(caught.value) == f"{file} is readable by others; run `chmod 600 {file}`"
+    assert str(caught.value) == str(readable_by_others(file))
     file.chmod(0o600)
     assert config.read_token(settings, "https://fleet") == "abc"
 
@@ -345,7 +345,7 @@ def test_a_file_without_a_token_is_rejected(home, content):
     (home / "token").chmod(0o600)
     with pytest.raises(Unauthorized, match="no token in it"):
         config.read_secret_file(home / "token")
-    with pytest.raises(Unauthorized, match="cannot read a token from"):
+    with pytest.raises(Unauthorized, match="cannot read"):
         config.read_secret_file(home / "nowhere")
 
 
@@ -432,7 +432,7 @@ def test_simulated_slices_are_off_unless_listed_where_others_could_run_jobs(
 
 def test_the_default_provider_must_be_enabled(tmp_path):
     settings = config.load({**TPU_VM, "TPUFLEET_PROVIDER": "local"}, tmp_path)
-    with pytest.raises(BadInput, match="provider: 'local' is not enabled on this server"):
+    with pytest.raises(BadInput, match="provider: local is not allowed on this server"):
         settings.default_provider  # noqa: B018
 
 
@@ -477,7 +477,7 @@ def test_a_server_builds_only_the_providers_that_are_enabled(tmp_path):
             {"TPUFLEET_TLS_CERT": "cert", "TPUFLEET_TLS_KEY": "none"}, "no such file", id="no file"
         ),
         pytest.param(
-            {"TPUFLEET_TLS_CERT": "cert", "TPUFLEET_TLS_KEY": "open"}, "read by everyone",
+            {"TPUFLEET_TLS_CERT": "cert", "TPUFLEET_TLS_KEY": "open"}, "read by other users",
             id="a key that everyone can read",
         ),
     ],
@@ -537,3 +537,12 @@ def test_the_half_life_of_usage(tmp_path):
 )
 def test_the_url_of_a_store_is_shown_without_its_passwords(url, shown):
     assert config.redacted_store(url) == shown
+
+
+def test_a_section_may_be_a_file_of_its_own(home, tmp_path):
+    own = tmp_path / "prices.yaml"
+    own.write_text("as_of: 2026-11\nv6e: {spot: 1.1}\n")
+    loaded = config.load({"TPUFLEET_PRICES": str(own)}, home)
+    assert loaded.prices == {"as_of": "2026-11", "v6e": {"spot": 1.1}}
+    with pytest.raises(BadInput, match=r"gone\.yaml: no such file"):
+        config.load({"TPUFLEET_PRICES": str(tmp_path / "gone.yaml")}, home)

@@ -11,7 +11,7 @@ import pytest
 from msgspec import Meta
 
 from tpufleet import schema
-from tpufleet.errors import BadInput, InvalidSettings
+from tpufleet.errors import BadInput, InvalidSettings, quote
 
 Zone = Annotated[
     str,
@@ -26,7 +26,7 @@ def parse_seconds(value: Any) -> float | None:
         return None
     if isinstance(value, str) and value.endswith("s"):
         return float(value[:-1])
-    raise BadInput(f"{schema.quote(value)} is not a duration; write 90s")
+    raise BadInput(f"{quote(value)} is not a duration; write 90s")
 
 
 Seconds = Annotated[

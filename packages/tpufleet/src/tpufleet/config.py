@@ -22,10 +22,19 @@ import msgspec
 from msgspec import Meta, structs
 
 from tpufleet import schema
-from tpufleet.errors import BadInput, InvalidSettings, Unauthorized
+from tpufleet.errors import (
+    BadInput,
+    InvalidSettings,
+    Unauthorized,
+    invalid,
+    not_allowed,
+    readable_by_others,
+    together,
+    unknown,
+    unreadable,
+)
 from tpufleet.model.values import byte_sizes, durations, store_urls
 from tpufleet.model.values.names import PROVIDERS
-from tpufleet.schema import quote
 
 T = TypeVar("T")
 
@@ -37,6 +46,7 @@ DEFAULT_LOCAL_HOSTS = 64
 # Of settings: the module and the function that parse each.
 _SECTION_PARSERS = {
     "tpu_vm": ("providers.tpu_vm.settings", "parse"),
+    "compute": ("providers.compute.settings", "parse"),
     "gke": ("providers.gke.settings", "parse"),
     "retention": ("model.people.retention_rules", "parse"),
     "prices": ("model.tpu.prices", "price_table"),
@@ -44,7 +54,9 @@ _SECTION_PARSERS = {
     "notifications": ("model.people.notifications", "parse_rules"),
 }
 SECTIONS = tuple(_SECTION_PARSERS)
-_OTHER_VARIABLES = ("CONFIG", "HOME", "DEBUG", "TPU_VM_ENDPOINT")
+# By provider, in order of preference where the config file names none.
+PROVIDER_SECTIONS = {"tpu-vm": "tpu_vm", "compute": "compute", "gke": "gke"}
+_OTHER_VARIABLES = ("CONFIG", "HOME", "DEBUG", "TPU_VM_ENDPOINT", "COMPUTE_ENDPOINT")
 _MISSPELT = 0.85  # least similarity; none of our other variables is as near to a setting
 
 
@@ -55,38 +67,44 @@ def parse_server_url(value: Any) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise BadInput(f"{quote(value)} is not a server URL; use https://host:port")
+        raise invalid(value, "a server URL", "https://host:port")
     return parts._replace(scheme=parts.scheme.lower()).geturl().rstrip("/")
 
 
 def parse_listen_address(value: Any) -> str:
     match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})", str(value))
     if match is None or int(match[2]) > 65535:
-        raise BadInput(f"{quote(value)} is not an address; use host:port, such as 127.0.0.1:8470")
+        raise invalid(value, "HOST:PORT", "127.0.0.1:8470")
     return str(value)
 
 
 def parse_provider(value: Any) -> str:
     if value not in PROVIDERS:
-        raise BadInput(f"unknown provider {quote(value)}; known providers: {', '.join(PROVIDERS)}")
+        raise unknown("provider", value, PROVIDERS)
     return str(value)
 
 
 def _parse_path(value: Any) -> Path:
     if not isinstance(value, str):
-        raise BadInput(f"{value!r} is not a path; write /path/to/file")
+        raise invalid(value, "a path", "/path/to/file")
     return Path(value)
 
 
 def _parse_bucket(value: Any) -> str:
     if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}(/[^\s]*)?", str(value)):
-        raise BadInput(f"{quote(value)} is not a Cloud Storage location; use gs://bucket/folder")
+        raise invalid(value, "a Cloud Storage location", "gs://bucket/folder")
     return str(value).rstrip("/")
 
 
 def _parse_section(value: Any) -> Mapping[str, Any]:
-    """JSON in the environment. Its fields are parsed where the section is used."""
-    if isinstance(value, str):
+    """JSON in the environment, or the path of a YAML file. Its fields are parsed where the section
+    is used."""
+    if isinstance(value, str) and value.startswith(("/", "~/")):
+        file = Path(value).expanduser()
+        value, errors, _ = _read_file(file)
+        if errors or not file.is_file():
+            raise BadInput(errors[0] if errors else f"{file}: no such file")
+    elif isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError as error:
@@ -158,6 +176,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # gs:// location for checkpoints, code and logs; None: `data`.
     bucket: Annotated[str | None, schema.custom("location", _parse_bucket)] = None
     tpu_vm: _Section | None = None  # parsed by `providers.tpu_vm.settings`
+    # Parsed by `providers.compute.settings`; what it leaves out is that of `tpu_vm`.
+    compute: _Section | None = None
     gke: _Section | None = None  # parsed by `providers.gke.settings`
     prices: _Section | None = None  # per chip hour, by generation and capacity
     budgets: _Section | None = None  # parsed by `model.people.budgets`
@@ -194,9 +214,10 @@ class Config(Settings, frozen=True, kw_only=True):
         if self.providers is not None:
             return self.providers
         remote = tuple(
-            name for name, settings in (("tpu-vm", self.tpu_vm), ("gke", self.gke))
-            if settings is not None
-        )  # fmt: skip
+            name
+            for name, section in PROVIDER_SECTIONS.items()
+            if getattr(self, section) is not None
+        )
         if remote:
             return remote
         return () if self.exposed else ("local",)
@@ -226,14 +247,12 @@ class Config(Settings, frozen=True, kw_only=True):
     def check_transport(self) -> None:
         """Raises BadInput when tokens and secrets would cross a network without encryption."""
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise BadInput("tls_cert and tls_key: set both, or neither for plain HTTP")
+            raise BadInput(together("tls_cert", "tls_key"))
         for path in (self.tls_cert, self.tls_key, self.ca_file):
             if path is not None and not path.is_file():
                 raise BadInput(f"{path}: no such file; it is named by a TLS setting")
         if self.tls_key is not None and self.tls_key.stat().st_mode & 0o007:
-            raise BadInput(
-                f"tls_key: {self.tls_key} can be read by everyone; run `chmod 600 {self.tls_key}`"
-            )
+            raise readable_by_others(self.tls_key, "tls_key")
         reachable = not is_loopback(f"http://{self.listen}")
         if reachable and self.tls_cert is None and not self.insecure_http:
             raise BadInput(
@@ -251,16 +270,15 @@ class Config(Settings, frozen=True, kw_only=True):
             raise BadInput(
                 f"no provider is enabled: {self.listen} can be reached from other machines, so "
                 "`local`, whose jobs run on this machine, is off by default\n"
-                f"  next: set tpu_vm or gke in {self.config_file}, or enable `local` for users "
-                "that you trust with this machine: TPUFLEET_PROVIDERS=local"
+                f"  next: set tpu_vm, compute or gke in {self.config_file}, or enable `local` for "
+                "users that you trust with this machine: TPUFLEET_PROVIDERS=local"
             )
         default = self.provider or enabled[0]
         if default not in enabled:
-            hint = {"tpu-vm": "set tpu_vm", "gke": "set gke"}.get(default, "add it to providers")
-            raise BadInput(
-                f"provider: {default!r} is not enabled on this server; enabled: "
-                f"{', '.join(enabled)}\n  next: {hint} in {self.config_file}"
-            )
+            section = PROVIDER_SECTIONS.get(default)
+            hint = f"set {section}" if section else "add it to providers"
+            refused = not_allowed("provider", default, enabled)
+            raise BadInput(f"{refused}\n  next: {hint} in {self.config_file}")
         return default
 
 
@@ -309,13 +327,15 @@ def load_valid(
             values[name] = _path(str(value), user_home)
         elif isinstance(value, tuple):
             values[name] = tuple(dict.fromkeys(value))
-    values["tpu_vm"] = _tpu_vm(environ, values.get("tpu_vm"))
+    values["tpu_vm"] = _with_endpoint("tpu_vm", environ, values.get("tpu_vm"))
+    compute = _with_endpoint("compute", environ, values.get("compute"))
+    values["compute"] = _compute(compute, values["tpu_vm"])
     values["gke"] = _with_variables("gke", environ, values.get("gke"))
     home = _path(environ.get("TPUFLEET_HOME") or "~/.local/share/tpufleet", user_home)
     config = Config(home=home, config_file=file, **values)
     if serve and not tls_options and (config.tls_cert is None) != (config.tls_key is None):
         named, missing = ("tls_cert", "tls_key") if config.tls_cert else ("tls_key", "tls_cert")
-        if not any(f"{missing}: " in error for error in errors):
+        if missing not in {key for key, _ in problems}:
             source = _source_of(named, config, environ)
             errors.append(f"{source}: {named}: requires {missing}; set both, or neither")
     complete = frozenset((enable or config.enabled_providers) if serve else ())
@@ -466,15 +486,13 @@ def read_secret_file(path: Path) -> str:
     try:
         with open(path) as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise Unauthorized(f"{path} is readable by others; run `chmod 600 {path}`")
+                raise Unauthorized(str(readable_by_others(path)))
             value = file.read().strip()
         if not value or not value.isprintable():
             raise ValueError("no token in it")
     except (OSError, ValueError) as error:  # ValueError also: not text
-        reason = getattr(error, "strerror", None) or "no token in it"
-        raise Unauthorized(
-            f"cannot read a token from {path} ({reason}); ask an admin to run `tpu token create`"
-        ) from error
+        hint = "ask an admin to run `tpu token create`"
+        raise Unauthorized(str(unreadable(path, error, hint=hint))) from error
     return value
 
 
@@ -531,12 +549,24 @@ def _read_file(file: Path) -> tuple[dict[str, Any], list[str], dict[str, str]]:
     return values, errors, lines
 
 
-def _tpu_vm(
-    environ: Mapping[str, str], mapping: Mapping[str, Any] | None
+def _with_endpoint(
+    key: str, environ: Mapping[str, str], mapping: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """TPUFLEET_TPU_VM_ENDPOINT points a configuration for Google Cloud at an emulator."""
-    endpoint = environ.get("TPUFLEET_TPU_VM_ENDPOINT", "").strip()
+    """TPUFLEET_TPU_VM_ENDPOINT points a configuration for Google Cloud at an emulator; likewise for
+    `compute`."""
+    endpoint = environ.get(f"TPUFLEET_{key.upper()}_ENDPOINT", "").strip()
     return {**mapping, "endpoint": endpoint} if mapping and endpoint else mapping
+
+
+def _compute(
+    mapping: Mapping[str, Any] | None, tpu_vm: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """Both sections are of one project, network and bundle as a rule."""
+    if mapping is None or not tpu_vm:
+        return mapping
+    from tpufleet.providers.compute import settings as compute
+
+    return {**{key: value for key, value in tpu_vm.items() if key in compute.SHARED}, **mapping}
 
 
 def _with_variables(

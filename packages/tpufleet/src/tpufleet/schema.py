@@ -29,7 +29,6 @@ A struct may have
 
 from __future__ import annotations
 
-import difflib
 import re
 import threading
 import types
@@ -40,7 +39,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from tpufleet.errors import BadInput, InvalidSettings
+from tpufleet.errors import BadInput, InvalidSettings, invalid, must_be, quote, suggest
 
 T = TypeVar("T")
 Problem = tuple[str, str]  # path, what is wrong there
@@ -111,7 +110,7 @@ def text(
         nearest = repair(value) if isinstance(value, str) else example
         if not compiled.fullmatch(nearest):
             nearest = example
-        raise BadInput(f"{quote(value)} is not {expected}; for example {nearest}")
+        raise invalid(value, expected, nearest)
 
     written = re.sub(r"\(\?P<\w+>", "(?:", pattern)  # JavaScript has no such groups
     kind = ["string", "number"] if numbers else "string"
@@ -212,30 +211,6 @@ def rows(kind: type, prefix: str = "", *, nested: bool = False) -> list[Row]:
     return found
 
 
-def quote(value: Any) -> str:
-    """A value in a message: short and on one line, whatever it is."""
-    if isinstance(value, str):
-        return repr(value if len(value) <= 60 else value[:57] + "…")
-    if value is None or isinstance(value, bool | float):
-        return str(value).lower()
-    if isinstance(value, int):
-        return str(value) if value.bit_length() <= 64 else "a number of more than 64 bits"
-    kinds: dict[type, str] = {list: "a list", tuple: "a list", dict: "a mapping"}
-    return kinds.get(type(value), f"a {type(value).__name__}")
-
-
-def suggest(
-    name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None, cutoff: float = 0.6
-) -> str:
-    """`; did you mean …?`, or the list of valid names."""
-    known = list(known)
-    close = [alias for alias in ((aliases or {}).get(name.lower()),) if alias in known]
-    folded = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name[:60].lower(), folded, n=1, cutoff=cutoff)
-    close += [folded[each] for each in near]
-    return f"; did you mean {close[0]}?" if close else f"; write one of {', '.join(known)}"
-
-
 # One node for each type of a declaration
 
 
@@ -251,6 +226,9 @@ class _Run:
     def add(self, path: str, problem: str) -> Any:
         self.problems.append((path, problem))
         return _INVALID
+
+    def refuse(self, path: str, expected: str, value: Any, hint: str = "") -> Any:
+        return self.add(path, f"{must_be(expected, value)}{hint}")
 
     def add_error(self, path: str, error: BadInput) -> Any:
         if isinstance(error, InvalidSettings):
@@ -300,8 +278,8 @@ class _Scalar(_Node):
 
     def _refuse(self, run: _Run, path: str, value: Any) -> Any:
         if self._kind is str and not isinstance(value, str):
-            return run.add(path, f"must be text, not {quote(value)}; put it in quotes")
-        return run.add(path, f"must be {self._expected}, not {quote(value)}{self._hint}")
+            return run.refuse(path, "text", value, "; put it in quotes")
+        return run.refuse(path, self._expected, value, self._hint)
 
 
 class _Choice(_Node):
@@ -395,7 +373,7 @@ class _MappingNode(_Node):
         if not isinstance(value, Mapping):
             if value is _INVALID:
                 return value
-            return run.add(path, f"must be a mapping, not {quote(value)}{self._hint}")
+            return run.refuse(path, "a mapping", value, self._hint)
         if self._most is not None and len(value) > self._most:
             return run.add(path, f"{len(value)} items; at most {self._most}")
         before = len(run.problems)
@@ -488,7 +466,7 @@ class _StructNode(_Node):
                 return {}
         if not isinstance(value, Mapping):
             names = ", ".join(list(self.fields)[:3])
-            run.add(path, f"must be a mapping with fields such as {names}, not {quote(value)}")
+            run.refuse(path, f"a mapping with fields such as {names}", value)
             return {}
         parsed: dict[str, Any] = {}
         for name, item in value.items():
@@ -628,6 +606,6 @@ def _pairs(run: _Run, path: str, written: str) -> Any:
     for item in filter(None, (part.strip() for part in written.split(","))):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not (name and equals and value):
-            return run.add(path, f"{quote(item)} is not NAME=VALUE")
+            return run.add_error(path, invalid(item, "NAME=VALUE", "A=1,B=2"))
         pairs[name] = value
     return pairs

@@ -281,12 +281,10 @@ def keyring():
     libc.syscall(add, b"user", sys.argv[1].encode(), b"x", ctypes.c_size_t(1), -4)
     return there
 listener = socket.socket(socket.AF_UNIX)
-found = [name for name, there in {
-    "/tmp": file("/tmp/tpufleet-test-" + sys.argv[1]),
-    "/var/tmp": file("/var/tmp/tpufleet-test-" + sys.argv[1]),
-    "/dev/shm": file("/dev/shm/tpufleet-test-" + sys.argv[1]),
-    "System V": system_v(), "abstract socket": abstract_socket(), "keyring": keyring(),
-}.items() if there]
+ways = {folder: lambda folder=folder: file(folder + "/tpufleet-test-" + sys.argv[1])
+    for folder in ("/tmp", "/var/tmp", "/dev/shm")}
+ways |= {"System V": system_v, "abstract socket": abstract_socket, "keyring": keyring}
+found = [name for name in sys.argv[3:] or ways if ways[name]()]
 print(found, resource.getrlimit(resource.RLIMIT_NPROC)[0], flush=True)
 sys.stdin.read()
 """
@@ -316,7 +314,6 @@ def program_in(opened, folder, *argv):
                 os.close(reader)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives jobs folders of their own")
 def test_jobs_of_members_share_nothing_with_other_jobs(reachable_folder):
     state = reachable_folder / "state"
     found = containment.detect(state, [state])
@@ -326,21 +323,52 @@ def test_jobs_of_members_share_nothing_with_other_jobs(reachable_folder):
         found = containment.with_users(found, "", "nobody")
     member = found.for_owner(admin=False)
     name = uuid.uuid4().hex
-    folders = [state / f"job-{each}.0" for each in range(2)]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    first = member.open(folders[0], "")
-    with program_in(first, folders[0], sys.executable, "-c", SHARING, name, "1") as before:
-        second = member.open(folders[1], "")
-        with program_in(second, folders[1], sys.executable, "-c", SHARING, name, "0") as shown:
-            assert before.startswith("[] "), before
-            assert shown.startswith("[] "), shown
-            assert 0 < int(shown.split()[-1]) <= containment.MAX_PROCESSES
+    assert_nothing_is_shared(member, state, name)
     for folder in containment.SCRATCH:
         assert not (folder / f"tpufleet-test-{name}").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives jobs folders of their own")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
+def test_without_namespaces_jobs_of_members_still_have_limits_and_no_keyring(tmp_path):
+    state = tmp_path / "state"
+    found = containment.detect(state, [state], only=Mechanism.MARKS)
+    member = found.for_owner(admin=False)
+    assert "share /tmp and shared memory" in found.description
+    assert_nothing_is_shared(member, state, uuid.uuid4().hex, "abstract socket", "keyring")
+
+
+def assert_nothing_is_shared(member, state, name, *ways):
+    folders = [state / f"job-{each}.0" for each in range(2)]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    program = [sys.executable, "-c", SHARING, name]
+    with (
+        program_in(member.open(folders[0], ""), folders[0], *program, "1", *ways) as before,
+        program_in(member.open(folders[1], ""), folders[1], *program, "0", *ways) as shown,
+    ):
+        assert before.startswith("[] "), before
+        assert shown.startswith("[] "), shown
+        assert 0 < int(shown.split()[-1]) <= containment.MAX_PROCESSES
+
+
+def test_the_python_of_a_job_is_found_through_links_in_folders_that_it_does_not_share(
+    reachable_folder, monkeypatch
+):
+    state, link = reachable_folder / "state", reachable_folder / "programs" / "python"
+    state.mkdir()
+    link.parent.mkdir()
+    link.symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(link))
+    found = containment.detect(state, [state])
+    if not found.isolated:
+        pytest.skip(found.isolation_error)
+    if os.geteuid() == 0:
+        found = containment.with_users(found, "", "nobody")
+    opened = found.for_owner(admin=False).open(state, "")
+    with program_in(opened, state, str(link), "-c", "print('runs')") as shown:
+        assert shown == "runs"
+
+
 def test_a_checkpoint_that_would_end_with_the_job_is_refused(tmp_path):
     found = containment.detect(tmp_path, [tmp_path / "state"])
     (tmp_path / "state").mkdir()

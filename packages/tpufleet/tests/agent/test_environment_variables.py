@@ -73,6 +73,7 @@ def test_the_environment_identifies_the_process_in_its_gang():
         "TPUFLEET_NUM_PROCESSES": "4",
         "TPUFLEET_JOB_ID": "j",
         "TPUFLEET_ATTEMPT": "3",
+        "TPUFLEET_MAX_SLICES": "1",
         "TPUFLEET_ACCELERATOR": "v5litepod-8",
         "TPUFLEET_CHIPS": "4",
         "TPUFLEET_CHECKPOINT_DIR": "gs://bucket/j",
@@ -87,9 +88,10 @@ def test_the_environment_identifies_the_process_in_its_gang():
     ("changes", "platform", "more"),
     [
         (
-            {"num_slices": 2},
+            {"num_slices": 2, "max_slices": 4},
             "",
             {
+                "TPUFLEET_MAX_SLICES": "4",
                 "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.9",
                 "MEGASCALE_NUM_SLICES": "2",
                 "MEGASCALE_SLICE_ID": "1",

@@ -55,6 +55,23 @@ def test_the_identity_of_a_host_is_read_from_metadata(server, tmp_path):
     assert "token of a" not in repr(result)
 
 
+@pytest.mark.parametrize(
+    "told",
+    [{"worker_id": "3"}, {"tpu_env": "ZONE: 'z'\nTPU_WORKER_ID: '3'\nTOPOLOGY: '2x2x2'\n"}],
+    ids=["an attribute", "tpu-env"],
+)
+def test_compute_engine_tells_the_number_of_a_host_in_another_way(server, tmp_path, told):
+    describe(server, "a", ["a"], **{"agent_worker_number": "", **told})
+    completed = metadata.complete_environ(environ(server, "a", 0, tmp_path))
+    assert completed["TPUFLEET_HOST_INDEX"] == "3"
+
+
+def test_a_host_without_a_number_waits_for_its_slice_to_be_complete(server, tmp_path):
+    describe(server, "a", ["a"], agent_worker_number="")
+    with pytest.raises(BadInput, match="no worker-id yet"):
+        metadata.complete_environ(environ(server, "a", 0, tmp_path))
+
+
 def test_a_node_of_a_gang_serves_the_slice_at_its_index(server, tmp_path):
     describe(server, "gang-1", ["red", "green", "blue"])
     completed = metadata.complete_environ(environ(server, "gang-1", 0, tmp_path))

@@ -16,6 +16,7 @@ from tpufleet.agent.workload.output.log_metrics import LogMetrics
 from tpufleet.agent.workload.output.logs import LogFile
 from tpufleet.agent.workload.output.progress import ProgressReader, step_from_name
 from tpufleet.clocks import ManualClock, SystemClock
+from tpufleet.model.fleet.hosts import Progress
 from tpufleet.model.values.redaction import Redactor
 
 
@@ -60,6 +61,21 @@ def reader(tmp_path, clock):
     (tmp_path / "run").mkdir(exist_ok=True)
     checkpoint = str(tmp_path / "checkpoints")
     return ProgressReader(tmp_path, checkpoint, clock=clock)
+
+
+def test_the_time_of_the_last_output_is_reported_also_without_progress(tmp_path, clock):
+    log = tmp_path / "log"
+    log.touch()
+    size = lambda: log.stat().st_size
+    reading = ProgressReader(tmp_path, "", clock=clock, log_size=size)
+    reading.poll()
+    assert reading.latest is None
+    log.write_text("compiling")
+    reading.poll()
+    written_at = clock.now()
+    clock.advance(timedelta(minutes=5))
+    reading.poll()
+    assert reading.latest == Progress(output_at=written_at)
 
 
 def test_the_secrets_of_a_job_are_masked_in_its_progress(tmp_path, clock, capfd):
@@ -107,10 +123,11 @@ def test_a_reported_checkpoint_step_overrides_checkpoint_names(tmp_path, clock):
 def test_an_invalid_progress_file_is_ignored(tmp_path, clock, capsys):
     reading = reader(tmp_path, clock)
     file = tmp_path / "run" / "progress.json"
-    file.write_text("{not json")
-    reading.poll()
-    assert reading.latest is None
-    assert "ignoring progress.json" in capsys.readouterr().err
+    for text in ("{not json", '{"step": 1, "timings": {"save_seconds": -1e300}}'):
+        file.write_text(text)
+        reading.poll()
+        assert reading.latest is None
+        assert "ignoring progress.json" in capsys.readouterr().err
     file.write_text('{"step": 3}')
     reading.poll()
     assert reading.latest.step == 3 and reading.latest.at is not None
@@ -353,3 +370,21 @@ def test_only_what_the_job_may_list_is_searched_for_checkpoints(reachable_folder
     job.rename(state / "checkpoints" / "moved")
     job.symlink_to(secret)  # as another job may, a moment later
     assert step(job) is None
+
+
+def test_the_first_step_and_the_first_new_one_are_remembered(tmp_path, clock):
+    (tmp_path / "run").mkdir()
+    reading = ProgressReader(tmp_path, "", clock=clock, last_step=22)
+
+    def report(step: int, compiled: float) -> None:
+        at = (clock.now() + timedelta(seconds=step)).isoformat()
+        file = {"step": step, "at": at, "timings": {"compile_seconds": compiled}}
+        (tmp_path / "run" / "progress.json").write_text(json.dumps(file))
+        reading.poll()
+
+    report(21, 1.5)
+    assert (reading.first.step, reading.advanced_at) == (21, None)
+    report(23, 4.0)
+    assert (reading.first.step, reading.timings_at_first.compile_seconds) == (21, 1.5)
+    report(24, 4.0)
+    assert reading.advanced_at == clock.now() + timedelta(seconds=23)

@@ -76,7 +76,7 @@ def test_tpufleet_is_left_out_of_a_python_that_it_does_not_support(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("python", 3.1, "write '3.10'"),
+        ("python", 3.1, "for example '3.10'"),
         ("python", "2.7", "is not a Python version"),
         ("dependencies", ["--index-url=http://evil"], "is not a requirement"),
         ("dependencies", ["jax", "jax"], "duplicate"),

@@ -319,7 +319,11 @@ def test_heartbeats_carry_the_progress_of_the_program(harness):
     harness.start()
     heartbeat = wait_until(
         lambda: next(
-            (heartbeat for heartbeat in harness.control_plane.heartbeats if heartbeat.progress),
+            (
+                heartbeat
+                for heartbeat in harness.control_plane.heartbeats
+                if heartbeat.progress and heartbeat.progress.step
+            ),
             None,
         )
     )

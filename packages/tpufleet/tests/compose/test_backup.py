@@ -166,7 +166,7 @@ def test_a_server_does_not_start_with_a_secret_that_everyone_can_read(tmp_path, 
     path.write_text("tpf_" + "s" * 40)
     path.chmod(0o644)
     wanted = settings(tmp_path / "home", **{setting: path})
-    with pytest.raises(BadInput, match=f"{setting}: {path} can be read by everyone"):
+    with pytest.raises(BadInput, match=f"{setting}: {path} can be read by other users"):
         control_plane.serve(wanted, embedded=False)
 
 
@@ -261,9 +261,9 @@ def test_nothing_is_overwritten(tmp_path):
     (old.home / "secret").write_text("s\n")
     file = tmp_path / "b.tar.gz"
     backup.create(old, url, file, ())
-    with pytest.raises(Conflict, match="exists; choose another name"):
+    with pytest.raises(Conflict, match=r"exists\n  next: choose another name"):
         backup.create(old, url, file, ())
-    with pytest.raises(Conflict, match="belongs to another installation"):
+    with pytest.raises(Conflict, match="restore into a new TPUFLEET_HOME"):
         backup.restore(old, url, file)
 
 

@@ -129,7 +129,7 @@ def test_a_row_that_another_transaction_holds_is_a_refusal_and_no_doubt(database
             session.run_many("INSERT INTO held VALUES (?, ?)", [(2, 1)])
             session.run_many("UPDATE held SET v = ? WHERE k = ?", [(2, 1)])
 
-        with pytest.raises(Unreachable, match=r"^database unavailable: .*lock timeout"):
+        with pytest.raises(Unreachable, match=r"^database is unavailable: .*lock timeout"):
             opened.write(work)
         other.rollback()
         assert opened.read(lambda session: session.rows("SELECT * FROM held")) == [(1, 1)]

@@ -4,6 +4,7 @@ emulated GKE API. This module plays JobSet's controller; a simulated scheduler b
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from tests.kubernetes.fake_api_server import FakeApiServer, FakeConnection, copy_json
 from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.clocks import ManualClock
-from tpufleet.kubernetes.connections import EVENT, JOBSET, POD
+from tpufleet.kubernetes.connections import EVENT, JOB, JOBSET, POD
 from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.pod_settings import PodSettings
@@ -26,6 +27,17 @@ NAMESPACE = "tpu-training"
 RECONCILE_EVERY = 2  # seconds
 
 
+class JobConnection(FakeConnection):
+    """Deletes the pods of a Job with it."""
+
+    def delete(self, kind: Any, name: str, namespace: str = "") -> None:
+        if kind is JOB:
+            for key, pod in list(self.server.items.get(POD, {}).items()):
+                if pod["metadata"]["ownerReferences"][0]["name"] == name:
+                    self.server.drop(POD, key)
+        super().delete(kind, name, namespace)
+
+
 class GkeCloud:
     name = "gke"
     exposes_tokens = False
@@ -34,7 +46,7 @@ class GkeCloud:
     def __init__(self, clock: ManualClock, zones: Sequence[str]) -> None:
         self.clock, self.zones = clock, tuple(zones)
         self.server = FakeApiServer()
-        connection: Any = FakeConnection(self.server)
+        connection: Any = JobConnection(self.server)
         settings = GkeSettings(image="registry/tpufleet:1", namespace=NAMESPACE, zones=self.zones)
         self.provider = GkeProvider(
             connection, settings, fleet="test", zones=self.zones, clock=clock
@@ -46,6 +58,7 @@ class GkeCloud:
         self.gke = self.provisioner.gke
         self.provisions = True  # the provisioner runs
         self._seconds = 0
+        self._uids = itertools.count()
 
     def close(self) -> None:
         self.provider.close()
@@ -113,6 +126,7 @@ class GkeCloud:
         for name in wanted.keys() - existing:
             created = self.clock.now().isoformat().replace("+00:00", "Z")
             wanted[name]["metadata"]["creationTimestamp"] = created
+            wanted[name]["metadata"]["uid"] += f"-{next(self._uids)}"
             self.server.put(POD, wanted[name])
 
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.fleet.hosts import Exit, HostId, NoticeKind, Phase, Progress, host_id
 from tpufleet.model.fleet.slices import SliceId
-from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.attempts import AttemptId, Startup
 from tpufleet.model.job.end_reasons import EndReason
 
 ABORT = timedelta(seconds=1)  # between SIGTERM and SIGKILL when another process is gone
@@ -54,6 +54,8 @@ class Workload:
     aborted: bool = False
     exit: Exit | None = None
     progress_at: datetime | None = None
+    first_at: datetime | None = None  # of its first step
+    advanced_at: datetime | None = None  # of its first step beyond earlier attempts
 
 
 class SimulatedHost:
@@ -100,6 +102,18 @@ class SimulatedHost:
             notice=self.notice,
             progress=progress,
             seq=self.sent,
+            startup=self._startup(),
+        )
+
+    def _startup(self) -> Startup | None:
+        workload = self.workload
+        if workload is None or workload.running_since is None or workload.assignment.process_id:
+            return None
+        return Startup(
+            assigned_at=workload.began,
+            started_at=workload.running_since,
+            stepped_at=workload.first_at,
+            advanced_at=workload.advanced_at,
         )
 
     def apply_reply(self, reply: HeartbeatReply, now: datetime) -> None:
@@ -188,6 +202,9 @@ class SimulatedHost:
         workload.step += 1
         if not program.silent:
             workload.progress_at = now
+            workload.first_at = workload.first_at or now
+            if workload.step > (workload.assignment.last_step or 0):
+                workload.advanced_at = workload.advanced_at or now
         if workload.step % program.checkpoint_every == 0:
             self._checkpoint(workload, disk)
         if workload.step >= program.steps:

@@ -165,7 +165,7 @@ def test_a_failing_job_and_a_deleted_pool_leave_the_node_alone(fleet):
 def test_what_the_provider_refuses_is_told_and_not_retried(fleet):
     request = AdoptRequest(node="no-such-node", zone=ZONE, pool="lab")
     adopted_nodes.adopt(fleet.context("root"), request)
-    fleet.until(lambda: any("no TPU VM no-such-node" in each.message for each in events(fleet)), 30)
+    fleet.until(lambda: any("'no-such-node'" in each.message for each in events(fleet)), 30)
     fleet.until(lambda: fleet.adopted() == [], 30)
     job = fleet.submit(Program(steps=5), pool="lab")
     fleet.settle(job)

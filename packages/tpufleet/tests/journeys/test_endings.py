@@ -190,9 +190,16 @@ def test_a_program_without_progress_is_hung(fleet):
 
 
 def test_a_program_that_never_reports_progress_is_not_hung(fleet):
-    job = fleet.submit(Program(steps=300, silent=True), hung_after="1m")
+    job = fleet.submit(Program(steps=2000, silent=True))
     fleet.settle(job)
     assert fleet.attempts(job) == ["finished"]
+
+
+def test_unless_it_says_for_how_long_it_may_be_silent(fleet):
+    job = fleet.submit(Program(steps=300, silent=True), hung_after="1m", retries={"hang": 0})
+    fleet.settle(job)
+    assert fleet.attempts(job) == ["hung"]
+    assert "no progress or output for 0:01:00" in fleet.event_log()
 
 
 def test_a_program_that_ignores_the_stop_is_killed_after_its_grace(fleet):

@@ -72,3 +72,21 @@ def test_a_deletion_that_hangs_is_waited_for_only_until_the_agents_have_stopped(
     lost_at = fleet.now()
     fleet.until(lambda: fleet.running_attempt(job) == 1, 1500)
     assert AGENT_LEASE < fleet.now() - lost_at < AGENT_LEASE + timedelta(minutes=3)
+
+
+def test_a_gang_that_moves_does_not_wait_for_the_deletion_of_its_sibling(make_fleet):
+    """Its zone has no slice left: the healthy slice of the gang is given back as well."""
+    fleet = make_fleet(zones=("zone-a", "zone-b"))
+    fleet.cloud.deletion, fleet.cloud.boot = SLOW, timedelta(seconds=4)
+    job = fleet.submit(Program(steps=120), slices=2, accelerator="v5litepod-8")
+    fleet.until_state(job, JobState.RUNNING)
+    sibling = fleet.gang(job)[1]
+    fleet.cloud.stock["zone-a", "v5litepod-8"] = 1
+    fleet.preempt(job)
+    preempted_at = fleet.now()
+    fleet.until(lambda: fleet.running_attempt(job) == 1)
+    assert fleet.now() - preempted_at < timedelta(seconds=30)
+    assert {each.zone for each in fleet.gang(job)} == {"zone-b"}
+    assert sibling.id in fleet.cloud.existing(), "its deletion goes on"
+    fleet.settle(job)
+    assert fleet.attempts(job) == ["preempted", "finished"]

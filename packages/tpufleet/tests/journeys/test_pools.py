@@ -293,7 +293,7 @@ def test_a_queued_job_fails_with_the_reason_when_its_owner_is_no_longer_a_member
     fleet.settle(first, queued)
     assert fleet.job(first).state is JobState.SUCCEEDED
     assert (fleet.job(queued).state, fleet.attempts(queued)) == (JobState.FAILED, [])
-    reason = "cannot be placed: bob is no longer a member of pool lab; an admin can change"
+    reason = "cannot be placed: bob is not a member of pool lab; an admin can change"
     assert reason in fleet.job(queued).reason
 
 
@@ -401,3 +401,23 @@ def _change_pool_while_jobs_run(
         assert tpu_slice.capacity in edit["capacity"]
         wanted = fleet.cloud.slice_settings("", edit["pod"])
         assert fleet.cloud.created_with(tpu_slice.id) == wanted
+
+
+def test_a_spare_slice_is_taken_in_the_tick_of_a_loss_and_replaced_after(fleet):
+    """`smallest` is one more than the job needs."""
+    fleet.put_pool(name="lab", smallest=2, largest=3)
+    fleet.until(lambda: sum(each.state is SliceState.READY for each in fleet.store.slices()) == 2)
+    job = fleet.submit(Program(steps=200), pool="lab")
+    fleet.until_state(job, JobState.RUNNING)
+    fleet.run(15)
+    [lost] = fleet.gang(job)
+    [spare] = [each for each in fleet.store.slices() if each.job_id is None and each.live]
+    fleet.preempt(job)
+    fleet.until(lambda: fleet.store.slice(lost.id).lost_at is not None)
+    assert [each.id for each in fleet.gang(job)] == [spare.id]
+    assert fleet.store.slice(spare.id).assigned_at == fleet.store.slice(lost.id).lost_at
+    fleet.until(lambda: fleet.running_attempt(job) == 1)
+    [began] = [each.created_at for each in fleet.store.attempts(job)[1:]]
+    assert began - fleet.store.slice(lost.id).lost_at <= timedelta(seconds=2)
+    fleet.until(lambda: sum(each.live for each in fleet.store.slices()) == 2, 60)
+    assert {each.pool for each in fleet.store.slices() if each.live} == {"lab"}

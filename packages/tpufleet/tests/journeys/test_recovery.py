@@ -7,8 +7,12 @@ from datetime import timedelta
 import pytest
 
 from tests.journeys.simulated_hosts import Program, failure
+from tpufleet.model.fleet.hosts import Exit
+from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobState
+from tpufleet.policy.recovery import recovery_time
 from tpufleet.providers.base import Fault
+from tpufleet.service.jobs import explain
 
 
 def test_a_job_runs_to_its_end_and_leaves_nothing_behind(fleet):
@@ -30,6 +34,26 @@ def test_a_preempted_attempt_is_retried_without_spending_the_failure_budget(flee
     fleet.settle(job)
     assert fleet.attempts(job) == ["preempted", "finished"]
     assert fleet.attempt(job).start_step == 20, "it went on from the last checkpoint"
+
+
+def test_the_time_from_a_fault_to_the_next_step_is_recorded_with_its_parts(fleet):
+    """Steps take a second of this clock."""
+    job = fleet.submit(Program(checkpoint_on_stop=False))
+    fleet.until_state(job, JobState.RUNNING)
+    fleet.run(25)
+    fleet.preempt(job)
+    fleet.settle(job)
+    before, after = fleet.store.attempts(job)
+    [recovery] = recovery_time.recoveries([before, after])
+    assert (recovery.attempt, recovery.resumed_step) == (1, 20)
+    assert recovery.lost_steps == before.last_step - 20
+    assert recovery.parts["redo"] == recovery.lost_steps
+    assert sum(recovery.parts.values()) == recovery.seconds
+    details = explain.explain(fleet.store, fleet.job(job), fleet.now()).details
+    assert any(
+        f"attempt 1: resumed at step 20, {recovery.lost_steps} steps again; next step" in line
+        for line in details
+    ), details
 
 
 def test_a_slice_lost_before_the_start_costs_no_attempt(fleet):
@@ -196,3 +220,44 @@ def test_a_gang_has_its_grace_period_as_long_as_the_hosts_with_a_notice_run(flee
     fleet.settle(job)
     first, second = fleet.store.attempts(job)
     assert not first.aborted and second.start_step == first.last_step > 10
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "says", "seconds"),
+    [
+        pytest.param({"log_line": "KeyError: 'x'"}, "user_error", "KeyError", 3, id="crash"),
+        pytest.param(
+            {"signal": 9, "oom_killed": True}, "out_of_host_memory", "host 2 of", 3,
+            id="out of memory",
+        ),
+        pytest.param("hang", "hung", "no progress", 62 + 3, id="hang"),
+        pytest.param("host", "host_lost", "lost a host", 3, id="host lost"),
+    ],
+)  # fmt: skip
+def test_the_first_failure_is_the_cause_and_nobody_waits_for_the_grace_period(
+    fleet, fault, reason, says, seconds
+):
+    """The others lose their connection a moment before it is reported, and are blocked."""
+
+    def fails(attempt, rank, step):
+        if attempt or step != 15 or not isinstance(fault, dict):
+            return None
+        if rank == 2:
+            return Exit(at=fleet.now(), **{"status": None if "signal" in fault else 1, **fault})
+        lost = EndReason.CONNECTION_LOST
+        at = fleet.now() - timedelta(seconds=1)
+        return Exit(at=at, status=1, evidence=lost) if rank == 1 else None
+
+    program = Program(fails=fails, stuck_at=15 if fault == "hang" else None, ignores_stop=True)
+    job = fleet.submit(
+        program, grace="5m", hung_after="1m", retries={"failure": 1, "memory": 1, "hang": 1}
+    )
+    fleet.until(lambda: fleet.disk.steps.get(f"/checkpoints/{job}") == 10)
+    fleet.run(5)
+    began = fleet.now()
+    if fault == "host":
+        fleet.kill_host(job, 2)
+    fleet.until(lambda: fleet.attempts(job)[0] != "running" and fleet.attempts(job)[0] == reason)
+    first = fleet.store.attempts(job)[0]
+    assert first.aborted and says in first.message
+    assert first.ended_at - began <= timedelta(seconds=seconds + 2)

@@ -120,11 +120,11 @@ def test_a_404_without_a_status_body_is_not_found(connection):
 
 KUBECONFIGS = {
     "missing": (None, "not found"),
-    "not YAML": ("a: [", "cannot load the kubeconfig"),
-    "not a kubeconfig": ("hello", "cannot load the kubeconfig"),
+    "not YAML": ("a: [", "cannot read"),
+    "not a kubeconfig": ("hello", "cannot read"),
     "no context": (
         "apiVersion: v1\nkind: Config\ncurrent-context: c\n",
-        "cannot load the kubeconfig",
+        "cannot read",
     ),
 }
 

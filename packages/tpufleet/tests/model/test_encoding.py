@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from tpufleet.errors import BadInput
 from tpufleet.model.events import Event
 from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat, HeartbeatReply
-from tpufleet.model.fleet.hosts import Host, Progress, StepNumber
+from tpufleet.model.fleet.hosts import Host, Progress
 from tpufleet.model.fleet.pools import CapacityRefusal, Pool
 from tpufleet.model.fleet.slices import TpuSlice
 from tpufleet.model.inbox import InboxMessage
 from tpufleet.model.job.attempts import Attempt
 from tpufleet.model.job.jobs import Capacity, Job, JobSpec, JobState
 from tpufleet.model.values import encoding
+from tpufleet.model.values.bounds import Seconds, StepNumber
 
 KINDS = (
     Job, Attempt, TpuSlice, Host, Event, InboxMessage, Pool, CapacityRefusal, Heartbeat,
@@ -42,6 +43,7 @@ PLAIN = {
     float: st.floats(allow_nan=False, allow_infinity=False),
     int: st.integers(-(2**53), 2**53),
     StepNumber: st.integers(0, 2**53),
+    Seconds: st.floats(0, 1e8),
     str: st.text(st.characters(codec="utf-8"), max_size=12),
     bool: st.booleans(),
     NoneType: st.none(),

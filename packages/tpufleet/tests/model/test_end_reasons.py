@@ -25,10 +25,11 @@ PAYS = {
     EndReason.CANCELLED: RetryBudget.NONE,
     EndReason.OVER_BUDGET: RetryBudget.NONE,
     EndReason.SUPERSEDED: RetryBudget.FREE,
+    EndReason.RESIZED: RetryBudget.FREE,
 }
 NOTHING_TO_DO = {
     EndReason.FINISHED, EndReason.CANCELLED, EndReason.PREEMPTED, EndReason.MAINTENANCE,
-    EndReason.SUPERSEDED, EndReason.HOST_LOST, EndReason.CONNECTION_LOST,
+    EndReason.SUPERSEDED, EndReason.RESIZED, EndReason.HOST_LOST, EndReason.CONNECTION_LOST,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.job import job_file
 from tpufleet.model.job.jobs import Capacity, JobSpec, Retries, Rule
 from tpufleet.model.tpu import type_lookup
+from tpufleet.model.values.encoding import from_json, to_json
 
 MINIMAL = {"command": ["python", "train.py"], "accelerator": "v5e-16"}
 SCHEMA = job_file.json_schema()
@@ -132,10 +133,13 @@ def test_the_default_name_comes_from_the_program(command, name):
         ("accelerator", "h100", "accelerator: unknown TPU type 'h100'; "
          "run `tpu types` for the list"),
         ("accelerator", "v5e-²",
-         "accelerator: unknown TPU type 'v5e-²'; for example v5e-16"),
+         "accelerator: 'v5e-²' is not a TPU type; for example v5e-16"),
         ("slices", 0, "slices: must be an integer from 1 to 4096, not 0; for example 2"),
         ("slices", 2.5, "slices: must be an integer from 1 to 4096, not 2.5; for example 2"),
         ("slices", True, "slices: must be an integer from 1 to 4096, not true; for example 2"),
+        ("slices", {"min": 4, "max": 2}, "slices: must be an integer from 1 to 4096, not a map"),
+        ("slices", {"min": 2}, "slices: must be an integer from 1 to 4096, not a mapping; for"),
+        ("slices", "4-2", "slices: must be an integer from 1 to 4096, not '4-2'; for example 2"),
         ("capacity", "sopt", "capacity: unknown value 'sopt'; did you mean spot?"),
         ("capacity", ["spot", "cheap"], "capacity[1]: unknown value 'cheap'; "
          "write one of spot, on-demand, reserved, queued"),
@@ -159,11 +163,11 @@ def test_the_default_name_comes_from_the_program(command, name):
         ("workdir", [], "workdir: must be text, not a list; put it in quotes"),
         ("checkpoint", "ckpt", "checkpoint: 'ckpt' is not an absolute path or URL; "
          "for example gs://bucket/folder or /mnt/checkpoints"),
-        ("timeout", "90min", "timeout: '90min' is not a duration; write 90m"),
+        ("timeout", "90min", "timeout: '90min' is not a duration; for example 90m"),
         ("timeout", "soon", "timeout: 'soon' is not a duration; "
-         "write 90s, 15m, 2h, 1d, 1h30m or a number of seconds"),
+         "for example 90s, 15m, 2h, 1d, 1h30m or a number of seconds"),
         ("timeout", -1, "timeout: must be from zero to ten years; write none for no limit"),
-        ("timeout", 0, "timeout: must be from 1s to 3650d, not 0s"),
+        ("timeout", 0, "timeout: must be from 1s to 3650d, not '0s'"),
         ("timeout", "99999d", "timeout: must be from zero to ten years; write none for no limit"),
         ("priority", "high", "priority: must be an integer from -1000000 to 1000000, "
          "not 'high'; for example 10"),
@@ -176,7 +180,7 @@ def test_the_default_name_comes_from_the_program(command, name):
         ("crash_loop", 0,
          "crash_loop: must be an integer from 1 to 1000000, not 0; for example 5"),
         ("grace", "none", "grace: cannot be none; leave it out for the default"),
-        ("grace", "100d", "grace: must be from 0s to 1h, not 100d"),
+        ("grace", "100d", "grace: must be from 0s to 1h, not '100d'"),
         ("hung_after", float("nan"), "hung_after: must be from zero to ten years; "
          "write none for no limit"),
         ("tags", [f"t{n}" for n in range(101)], "tags: 101 items; at most 100"),
@@ -367,3 +371,20 @@ def test_the_example_of_each_field_is_valid(field):
 def test_patterns_of_metrics_are_checked(metrics, message):
     with pytest.raises(BadInput, match=re.escape(message)):
         job_file.parse_job({"command": "x", "accelerator": "v5e-16", "metrics": metrics})
+
+
+@pytest.mark.parametrize(
+    ("written", "least", "most", "document"),
+    [
+        (2, 2, 2, 2),
+        ("2", 2, 2, 2),
+        ({"min": 2, "max": 4}, 2, 4, {"min": 2, "max": 4}),
+        ("2-4", 2, 4, {"min": 2, "max": 4}),
+        ({"min": 3, "max": 3}, 3, 3, 3),
+    ],
+)
+def test_the_number_of_slices_may_be_a_range(written, least, most, document):
+    spec = job_file.parse_job({**MINIMAL, "slices": written})
+    assert (spec.min_slices, spec.max_slices) == (least, most)
+    assert job_file.to_document(spec)["slices"] == document
+    assert from_json(to_json(spec), JobSpec) == spec, "as the database keeps it"

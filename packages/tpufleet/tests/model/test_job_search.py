@@ -73,15 +73,15 @@ def test_dates_are_in_the_time_zone_of_the_reader():
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("state:sleeping", "unknown state 'sleeping'; known: queued"),
-        ("colour:red", "unknown key 'colour'; known: owner"),
-        ("sate:failed", "unknown key 'sate'; did you mean state\\? known: owner"),
+        ("state:sleeping", "unknown state 'sleeping'; write one of queued"),
+        ("colour:red", "unknown key 'colour'; write one of owner"),
+        ("sate:failed", "unknown key 'sate'; did you mean state"),
         ("owner:", "no value; write owner:VALUE"),
-        ("loss<low", "'low' is not a number; write loss<0.3"),
-        ("since:whenever", "'whenever' is not a duration; write 90s, .*or a date such as"),
+        ("loss<low", "'low' is not a number; for example loss<0.3"),
+        ("since:whenever", "'whenever' is not a duration; for example 90s, .*or a date such as"),
         ("since:9999d", "must be from zero to ten years"),
-        ("since:none", "write a duration such as 7d"),
-        ("is:lost", "write is:archived"),
+        ("since:none", "for example 7d"),
+        ("is:lost", "unknown value 'lost'; write one of archived"),
         ('"open', "quotation mark is not closed"),
     ],
 )

@@ -17,7 +17,7 @@ each_type = pytest.mark.parametrize("accelerator", TYPES, ids=lambda item: item.
 
 CORES_A_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "tpu7x": 2, "v5e": 1, "v6e": 1}
 LARGEST_POD = {
-    "v2": 256, "v3": 1024, "v4": 2048, "v5e": 256, "v5p": 8960, "v6e": 256, "tpu7x": 9216,
+    "v2": 256, "v3": 1024, "v4": 2048, "v5e": 256, "v5p": 6144, "v6e": 256, "tpu7x": 9216,
 }  # fmt: skip
 
 # From the public documentation of Cloud TPU.
@@ -43,7 +43,7 @@ SAMPLE = [
     ("v5p-32", "2x2x4", 16, 4, 4, "ct5p-hightpu-4t"),
     ("v5p-384", "4x4x12", 192, 48, 4, "ct5p-hightpu-4t"),
     ("v5p-2048", "8x8x16", 1024, 256, 4, "ct5p-hightpu-4t"),
-    ("v5p-17920", "16x20x28", 8960, 2240, 4, "ct5p-hightpu-4t"),
+    ("v5p-12288", "16x16x24", 6144, 1536, 4, "ct5p-hightpu-4t"),
     ("v6e-1", "1x1", 1, 1, 1, "ct6e-standard-1t"),
     ("v6e-8", "2x4", 8, 1, 8, "ct6e-standard-8t"),
     ("v6e-16", "4x4", 16, 4, 4, "ct6e-standard-4t"),
@@ -123,6 +123,23 @@ def test_a_type_is_found_by_any_spelling(spelling, name):
     assert type_lookup.find(spelling).name == name
 
 
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [("tpu7x-2x4x4", "tpu7x-64"), ("TPU7x-4x4x4", "tpu7x-128"), ("v5e-4x4", "v5litepod-16"),
+     ("v6e-2x4", "v6e-8"), ("v5p-2x2x1", "v5p-8")],
+)  # fmt: skip
+def test_a_topology_names_a_type_whatever_its_number_counts(spelling, name):
+    assert type_lookup.is_known(spelling) and type_lookup.find(spelling).name == name
+
+
+@pytest.mark.parametrize(
+    "spelling", ["tpu7x-4x4", "tpu8t-ring", "v6e-boardfly-64", "v6e-2x4x", "-"]
+)
+def test_other_shapes_are_unknown_types(spelling):
+    with pytest.raises(BadInput):
+        type_lookup.find(spelling)
+
+
 def test_every_spelling_stands_for_one_type_and_a_size_keeps_its_number():
     for spelling, name in type_lookup.spellings().items():
         assert type_lookup.find(spelling).name == type_lookup.find(spelling.upper()).name == name
@@ -133,10 +150,10 @@ def test_every_spelling_stands_for_one_type_and_a_size_keeps_its_number():
     ("spelling", "message"),
     [
         ("v5e-17", "the nearest size is v5e-16"),
-        ("v5litepod-300", "the nearest size is v5litepod-256"),
+        ("v5litepod-300", "the largest slice has 256 chips: v5litepod-256"),
         ("v4-9", "the nearest size is v4-8"),
         ("v6e-3", "the nearest size is v6e-4"),
-        ("v5p-99999", "the nearest size is v5p-17920"),
+        ("v5p-17920", "the largest slice has 6,144 chips: v5p-12288"),
         ("v5e16", "did you mean v5e-16?"),
         ("v5lite-pod-16", "did you mean v5litepod-16?"),
         ("tpu7-8", "did you mean tpu7x-8?"),

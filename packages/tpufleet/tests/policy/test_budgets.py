@@ -24,7 +24,7 @@ def row(owner: str = "ann", hours: float = 10, **fields) -> CostRow:
         **{
             "job_id": JobId("j"), "job_name": "j", "owner": owner, "pool": None,
             "accelerator": "v5litepod-16", "capacity": Capacity.SPOT, "slices": 1,
-            "chip_hours": hours, "running": hours, "lost": 0.0, **fields,
+            "chip_hours": hours, "useful": hours, **fields,
         }
     )  # fmt: skip
 

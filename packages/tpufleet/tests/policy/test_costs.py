@@ -15,9 +15,9 @@ from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlic
 from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import Capacity, Job, JobId, JobSpec
-from tpufleet.model.people.costs import SettledCosts
+from tpufleet.model.people.costs import Badput, SettledCosts
 from tpufleet.model.tpu import prices
-from tpufleet.policy.accounting import costs
+from tpufleet.policy.accounting import costs, goodput
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -57,7 +57,7 @@ def test_a_slice_is_billed_from_the_start_of_its_machines_until_release():
     held = tpu_slice("a", up_at=at(1), ready_at=at(1.5), lost_at=at(4), gone_at=at(5),
                      loss=LossReason.RELEASED, job_id=JobId("j"))  # fmt: skip
     row = rows([held], [attempt("j", 0, ["a"], 2, 4)], job("j"))["j"]
-    assert (row.chip_hours, row.running, row.lost) == (12.0, 8.0, 0.0)
+    assert (row.chip_hours, row.useful, row.badput) == (12.0, 8.0, {Badput.OTHER: 4.0})
     assert (row.owner, row.job_name) == ("mel", "name of j")
 
 
@@ -77,7 +77,7 @@ def test_work_after_the_last_checkpoint_of_a_lost_attempt_is_lost():
     ended = attempt("j", 0, ["a"], 0, 2, end_reason=EndReason.PREEMPTED, start_step=100,
                     checkpoint_step=150, last_step=200)  # fmt: skip
     row = rows([held], [ended], job("j"))["j"]
-    assert (row.running, row.lost, row.useful) == (8.0, 4.0, 4.0)
+    assert (row.useful, row.badput) == (4.0, {Badput.WASTED_PROGRESS: 4.0})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_work_after_the_last_checkpoint_of_a_lost_attempt_is_lost():
 )
 def test_the_lost_fraction_of_an_attempt(facts, share):
     ended = attempt("j", 0, ["a"], 0, 1, **{"end_reason": EndReason.PREEMPTED, **facts})
-    assert costs.lost_share(ended) == share
+    assert goodput.lost_share(ended) == share
 
 
 LIVE = {"state": AttemptState.RUNNING, "ended_at": None, "end_reason": None}
@@ -116,7 +116,7 @@ def test_work_without_reported_steps_is_unknown_unless_it_finished(facts, report
     held = tpu_slice("a", up_at=at(0), gone_at=at(2), job_id=JobId("j"))
     ran = attempt("j", 0, ["a"], 0, 2, **facts)
     [row] = costs.account([held], {JobId("j"): job("j")}, [ran], at(2), reporting)
-    assert (row.useful, row.unknown, row.lost) == ((8.0, 0.0, 0.0) if useful else (0.0, 8.0, 0.0))
+    assert (row.useful, row.badput) == ((8.0, {}) if useful else (0.0, {Badput.UNKNOWN: 8.0}))
 
 
 def test_time_on_a_pool_slice_is_split_by_job_and_the_rest_has_no_job():
@@ -177,6 +177,14 @@ def test_prices_from_the_config_take_precedence_and_are_marked():
     assert all(price.as_of and price.source for price in prices.price_table().values())
 
 
+def test_own_prices_say_when_they_held_and_where_they_are_from():
+    own = {"as_of": "2026-11", "source": "contract", "tpu7x": {"on-demand": 9.0}}
+    price = prices.price_table(own)["tpu7x", "on-demand"]
+    assert (price.usd, price.as_of, price.source) == (9.0, "2026-11", "contract")
+    with pytest.raises(BadInput, match="as_of"):
+        prices.price_table({"as_of": "November"})
+
+
 @pytest.mark.parametrize(
     "own", [{"v9": {"spot": 1}}, {"v5e": 1}, {"v5e": {"stolen": 1}}, {"v5e": {"spot": -1}},
             {"v5e": {"spot": "free"}}, {"v5e": {"spot": float("nan")}}]
@@ -213,7 +221,8 @@ def test_what_was_billed_before_and_after_a_moment_is_all_that_was_billed(cut, s
     assert settled.until == at(cut)
     assert [(row.owner, row.pool) for row in both] == [(row.owner, row.pool) for row in whole]
     for one, other in zip(both, whole, strict=True):
-        for figure in ("chip_hours", "running", "lost", "unknown"):
+        assert one.chip_hours == pytest.approx(one.useful + sum(one.badput.values()))
+        for figure in ("chip_hours", "useful", "badput"):
             assert getattr(one, figure) == pytest.approx(getattr(other, figure), abs=1e-6)
         assert one.job_id is None
 

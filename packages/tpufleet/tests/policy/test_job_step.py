@@ -22,7 +22,7 @@ from tests.policy.builders import (
 )
 from tpufleet.model.fleet.hosts import Phase, Progress
 from tpufleet.model.fleet.slices import LossReason, SliceState
-from tpufleet.model.job.attempts import AttemptState, EnvironmentReport
+from tpufleet.model.job.attempts import AttemptState, EnvironmentReport, Startup
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobState, Retries, Rule
 from tpufleet.policy.recovery.job_step import JobView, fail_job, missing_slices, next_step
@@ -483,3 +483,35 @@ def test_a_short_attempt_keeps_how_its_environment_was_made():
     hosts = [replace(host, environment=made) for host in all_exited(RUNNING, status=0)]
     step = next_step(make_view(make_job(), RUNNING, hosts=hosts), NOON)
     assert step.attempt.end_reason is EndReason.FINISHED and step.attempt.environment == made
+
+
+# How fast it starts and recovers.
+def test_the_start_of_process_0_is_recorded_by_the_clock_of_the_server():
+    hour = 3600
+    startup = Startup(
+        assigned_at=after(hour + 1), started_at=after(hour + 2), stepped_at=after(3 * hour)
+    )
+    host = make_host(0, attempt=RUNNING, startup=startup, clock_offset=-60 * MINUTE)
+    step = next_step(make_view(running_job, RUNNING, hosts=[host]), after(30))
+    recorded = step.attempt.startup
+    assert (recorded.assigned_at, recorded.started_at) == (after(1), after(2))
+    assert recorded.stepped_at == after(30), "never later than now"
+    again = replace(host, clock_offset=-61 * MINUTE)
+    view = make_view(running_job, step.attempt, hosts=[again])
+    assert next_step(view, after(40)).attempt is step.attempt, "each fact once"
+
+
+@pytest.mark.parametrize(
+    ("reason", "how", "fault"),
+    [
+        pytest.param(None, {"status": 1, "at": after(-3)}, after(-3), id="a process failed"),
+        pytest.param(EndReason.HUNG, {"stopped_by_agent": True}, after(-9), id="hung"),
+        pytest.param(EndReason.PREEMPTED, {"stopped_by_agent": True}, NOON, id="notice"),
+    ],
+)
+def test_the_moment_of_the_fault_is_recorded(reason, how, fault):
+    attempt = replace(stopping(reason), created_at=after(-60))
+    progress = Progress(step=8, at=after(-9), save_seconds=2.5)
+    view = make_view(running_job, attempt, hosts=all_exited(attempt, **how), progress=progress)
+    ended = next_step(view, after(1)).attempt
+    assert (ended.ended_at, ended.fault_at, ended.save_seconds) == (after(1), fault, 2.5)

@@ -217,6 +217,7 @@ class ServiceHarness:
                 address=f"10.0.{name[-1]}.{index}",
                 coordinator_port=8476,
                 boot="boot",
+                up_at=self.clock.now(),
             )
             for index in range(type_lookup.find(tpu_slice.accelerator).hosts)
         ]

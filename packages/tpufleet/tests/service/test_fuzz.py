@@ -153,7 +153,7 @@ def test_a_strange_parameter_never_breaks_a_listing(shared_service, query):
 )  # fmt: skip
 def test_a_malformed_last_event_id_is_answered_with_what_it_must_be(service, header):
     service.submit("job-1")
-    paths = {"/stream": "number of an event", "/jobs/job-1/logs/stream": "ATTEMPT:OFFSETS"}
+    paths = {"/stream": "number of an event", "/jobs/job-1/logs/stream": "position of a log"}
     with service.http(service.tokens["vic"]) as http:
         for path, expected in paths.items():
             headers = {"Last-Event-ID": header.encode()}

@@ -37,5 +37,5 @@ def test_the_cost_of_a_job_includes_slices_of_a_pool_that_others_use_now(service
     (row,) = service.client("vic").job_cost(job).rows
     assert row.job_id == job
     assert row.chip_hours == pytest.approx(32)
-    assert row.unknown == pytest.approx(32)  # it reported no step
+    assert row.badput == {"unknown": pytest.approx(32)}  # it reported no step
     assert row.usd_per_chip_hour == pytest.approx(0.48)

@@ -57,11 +57,11 @@ def test_an_id_that_is_taken_by_another_job_is_a_conflict(service, by, spec):
 
 
 def test_a_job_cannot_use_a_provider_that_is_not_enabled(service):
-    with pytest.raises(BadInput, match="'gke' is not enabled on this server; enabled: local"):
+    with pytest.raises(BadInput, match="gke is not allowed on this server; allowed: local"):
         service.client("mel").submit([new("job-1", providers=["tpu-vm", "gke"])])
     service.submit("job-2")
     service.end_job("job-2")
-    with pytest.raises(BadInput, match="'gke' is not enabled"):
+    with pytest.raises(BadInput, match="gke is not allowed"):
         service.client("mel").rerun("job-2", changes={"providers": ["gke"]})
     assert service.store.job(JobId("job-1")) is None
 
@@ -131,7 +131,7 @@ def test_an_admin_cannot_rerun_a_job_in_a_pool_that_its_owner_may_not_use(servic
     service.end_job("job-1")
     lab = Pool(name="lab", provider="local", accelerator="v5litepod-16", largest=2, members=("mo",))
     service.store.commit(ChangeSet(pools=[lab]))
-    with pytest.raises(Forbidden, match="mel is not a member of lab"):
+    with pytest.raises(Forbidden, match="mel is not a member of pool lab"):
         service.client("ada").rerun("job-1", {"pool": "lab"})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from dataclasses import replace
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.fleet.hosts import HostId, Progress
 from tpufleet.model.job.attempts import AttemptId, AttemptState
 from tpufleet.model.job.jobs import JobState
 from tpufleet.service.api.agents import LATE_OUTPUT
@@ -144,7 +143,7 @@ def test_lines_of_several_hosts_say_which_host(running):
     assert "".join(running.client().logs("job-1", host=2)) == "two\n"
     with pytest.raises(NotFound, match="0 to 3"):
         list(running.client().logs("job-1", host=4))
-    with pytest.raises(NotFound, match="no attempt 3"):
+    with pytest.raises(NotFound, match="no attempt named 3"):
         list(running.client().logs("job-1", attempt=3))
 
 
@@ -278,8 +277,6 @@ def test_a_progress_bar_moves_while_it_is_followed(tmp_path):
 def test_why_tells_when_the_last_output_came(running):
     running.change_job("job-1", state=JobState.RUNNING)
     assert not any("last output" in each for each in running.client().why("job-1").details)
-    running.send_log(ATTEMPT, HOST, 0, b"step 1\n")
-    log = LogFiles(running.folder / "logs").path(ATTEMPT, HOST)
-    at = (running.clock.now() - timedelta(minutes=25)).timestamp()
-    os.utime(log, (at, at))
-    assert "last output of host 0 25 min ago" in running.client().why("job-1").details
+    at = running.clock.now() - timedelta(minutes=25)
+    running.send_heartbeat(HOST, attempt_id=ATTEMPT, progress=Progress(output_at=at))
+    wait_until(lambda: "last output of host 0 25 min ago" in running.client().why("job-1").details)

@@ -23,6 +23,8 @@ from tpufleet.model.fleet.server_status import (
     ProviderHealth,
     ProviderProblem,
 )
+from tpufleet.model.job.attempts import AttemptState, Startup
+from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import Capacity, JobState
 from tpufleet.model.people.users import TokenScope
 from tpufleet.model.values import encoding
@@ -184,3 +186,25 @@ def test_a_server_without_its_database_is_healthy_but_not_ready(tmp_path):
     finally:
         store.fails = lambda name, number: None
         service.close()
+
+
+def test_each_recovery_is_counted_once_with_its_reason(service: ServiceHarness):
+    service.submit("job-1")
+    now = service.clock.now()
+    failed = service.add_attempt("job-1", 0, "s1")
+    failed = replace(
+        failed, state=AttemptState.ENDED, end_reason=EndReason.PREEMPTED,
+        fault_at=now, stopping_at=now, ended_at=now,
+    )  # fmt: skip
+    service.clock.advance(8 * SECOND)
+    then = service.clock.now()
+    startup = Startup(assigned_at=then, started_at=then, stepped_at=then, advanced_at=then)
+    live = replace(service.add_attempt("job-1", 1, "s1"), startup=startup)
+    service.store.commit(ChangeSet(attempts=[failed, live]))
+    own = metrics.ServerMetrics(service.store, service.clock, service.folder)
+    own.count_recoveries([failed, live])
+    own.count_recoveries([live])
+    own.count_recoveries([replace(live, state=AttemptState.ENDED)])
+    text = own.text().decode()
+    assert 'tpufleet_recovery_seconds_count{reason="preempted"} 1.0' in text
+    assert 'tpufleet_recovery_seconds_sum{reason="preempted"} 8.0' in text

@@ -22,7 +22,7 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.policy.accounting import rate_limits
 from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit
 from tpufleet.service.transport import limits
-from tpufleet.service.transport.limits import RequestSlots, TooManyRequests
+from tpufleet.service.transport.limits import RequestSlots, TooManyRequests, WorkerThreads
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 
@@ -255,3 +255,29 @@ def test_downloads_are_limited_apart(service):
         refused = http.get("/jobs/job-1/logs")
         assert refused.status_code == 429 and "2 downloads are open" in refused.text
         assert http.get("/me").status_code == 200
+
+
+async def _cancelled_while_it_runs(threads: WorkerThreads) -> list[str]:
+    began, may_end = threading.Event(), threading.Event()
+    events: list[str] = []
+
+    def write() -> None:
+        began.set()
+        may_end.wait(10)
+        events.append("written")
+
+    task = asyncio.create_task(threads.run(write))
+    await asyncio.to_thread(began.wait, 10)
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.05, may_end.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    events.append("cancelled")
+    return events
+
+
+def test_a_cancelled_call_ends_after_what_its_thread_does() -> None:
+    assert asyncio.run(_cancelled_while_it_runs(WorkerThreads("test", 1))) == [
+        "written",
+        "cancelled",
+    ]

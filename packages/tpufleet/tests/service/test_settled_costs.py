@@ -14,6 +14,7 @@ from tests.service.harness import ServiceHarness
 from tpufleet.model.fleet.slices import LossReason, SliceState
 from tpufleet.model.job.attempts import AttemptState
 from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.people.costs import Badput
 from tpufleet.service.people import settled_costs
 from tpufleet.stores.base import ChangeSet
 
@@ -88,9 +89,9 @@ def test_a_report_sums_earlier_months_by_owner_and_loses_nothing(long_lived: Ser
     assert report.jobs_since == datetime(2026, 4, 1, tzinfo=UTC)
     assert [row.job_id for row in report.rows if row.job_id] == ["job-4", "job-5"]
     assert {row.owner for row in report.rows if row.job_id is None} == {"mel", "mo"}
-    for figure in ("running", "lost", "unknown"):
-        assert sum(getattr(row, figure) for row in report.rows) == pytest.approx(
-            sum(getattr(row, figure) for row in everything.rows)
+    for kind in Badput:
+        assert sum(row.badput.get(kind, 0.0) for row in report.rows) == pytest.approx(
+            sum(row.badput.get(kind, 0.0) for row in everything.rows)
         )
 
 

@@ -175,7 +175,7 @@ def test_errors_name_no_jobs_that_the_token_does_not_reach(service):
     with service.http(service.tokens["limited"]) as http:
         for ref in ("secret-plam", "secret-plan", "abc"):
             answer = http.get(f"/jobs/{ref}")
-            assert answer.status_code == 404 and "list jobs" in answer.text, ref
+            assert answer.status_code == 404 and "list them with" in answer.text, ref
             hint = answer.json()["error"]["message"].partition(repr(ref))[2]
             assert "secret" not in hint and "abc" not in hint
         assert "did you mean mine" in http.get("/jobs/mime").text

@@ -35,7 +35,7 @@ def test_without_a_bucket_the_command_says_where_to_set_one(tpu):
 
 def test_a_folder_that_is_not_a_python_is_rejected(tpu, tmp_path):
     result = tpu("deploy", "bundle", "--output", str(tmp_path / "b"), "--python-folder", "/etc")
-    assert "/etc is not a Python" in result.stderr
+    assert "'/etc' is not a Python" in result.stderr
     assert not (tmp_path / "b").exists()
 
 

@@ -137,7 +137,7 @@ def test_logs_that_are_not_there_are_explained(world, tpu):
 
 
 def test_a_job_that_is_not_found_is_named_as_typed(world, tpu):
-    assert "no job with id or name 'ada/adajob'" in tpu("cancel", "ada/adajob").stderr
+    assert "no job named 'ada/adajob'" in tpu("cancel", "ada/adajob").stderr
 
 
 def test_log_lines_are_prefixed_unless_one_host_is_selected(world, tpu):
@@ -349,7 +349,7 @@ def test_an_argument_with_dashes_is_explained(world, tpu):
         (("--pool", "nope"), "pool: no pool named 'nope'"),
         (("--secret", "A=nope"), "secrets.A: no secret named 'nope'"),
         (("--notify", "nope"), "no channel"),
-        (("--provider", "gke"), "'gke' is not enabled on this server"),
+        (("--provider", "gke"), "gke is not allowed on this server"),
     ],
 )
 def test_a_dry_run_is_refused_for_what_submit_refuses(world, tpu, options, message):
@@ -538,7 +538,10 @@ def test_all_archived_jobs_or_those_of_a_query_are_listed_again(world, tpu):
     assert tpu("jobs", "--state", "succeeded").stderr == "no jobs match\n"
     assert tpu.ok("archive", "undo", "--query", "name:job-2") == "listed again: job-2 (job-2)\n"
     assert tpu.ok("archive", "undo", "--query", "is:archived") == "listed again: job-1 (job-1)\n"
-    assert tpu("archive", "undo", "--query", "is:archived").stderr == "no archived jobs match\n"
+    assert (
+        tpu("archive", "undo", "--query", "is:archived").stderr
+        == "no archived jobs to list again\n"
+    )
     assert "pass one of JOB, --query" in tpu("archive", "undo").output
 
 

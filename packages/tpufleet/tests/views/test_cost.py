@@ -46,8 +46,7 @@ def test_months_that_are_settled_are_shown_by_user(used: ServiceHarness, tpu: Tp
         capacity=Capacity.SPOT,
         slices=3,
         chip_hours=12.0,
-        running=8.0,
-        lost=0.0,
+        useful=8.0,
     )
     settled = SettledCosts(until=used.clock.now() - timedelta(hours=4), rows=(earlier,))
     used.store.put_metadata(SETTLED_COSTS, to_json(settled).decode())
@@ -62,8 +61,8 @@ def test_a_moment_that_is_none_is_explained_before_the_server_is_asked(alone: Tp
     refused = alone("cost", "--since", written)
     assert refused.exit_code != 0
     assert refused.stderr.startswith("error: --since: ")
-    assert "or a date such as 2026-05-01" in refused.stderr
+    assert "or a date such as 2026-01-31" in refused.stderr
 
 
 def test_a_month_is_not_a_minute(alone: Tpu):
-    assert "write 1m for a minute, 30d for a month" in alone("cost", "--since", "1M").stderr
+    assert "for example 1m for a minute, 30d for a month" in alone("cost", "--since", "1M").stderr

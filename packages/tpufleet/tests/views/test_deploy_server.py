@@ -193,9 +193,9 @@ def test_a_missing_permission_is_told_with_the_role(cloud):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--allow", "198.51.100.1/24"), "--allow: 198.51.100.1/24 has host bits set"),
-        (("--name", "Fleet"), "--name: 'Fleet' must be lower-case"),
-        (("--bundle", "gs://b"), "--bundle and --bundle-sha256: pass both"),
+        (("--allow", "198.51.100.1/24"), "--allow: '198.51.100.1/24' is not"),
+        (("--name", "Fleet"), "--name: must be a name of"),
+        (("--bundle", "gs://b"), "set both --bundle and --bundle-sha256"),
         ((), "not a terminal; pass --yes to confirm"),
     ],
     ids=["range", "name", "bundle", "confirmation"],

@@ -23,6 +23,7 @@ def newcomer(tmp_path):
             TPUFLEET_HOME=str(tmp_path / "state"),
             TPUFLEET_CONFIG=str(tmp_path / "config.yaml"),
             TPUFLEET_TPU_VM_ENDPOINT=emulator.endpoint,
+            TPUFLEET_COMPUTE_ENDPOINT=emulator.project.url,
         )
 
 
@@ -40,6 +41,29 @@ def test_init_writes_a_private_config_checks_the_project_and_names_the_next_step
     assert "roles/tpu.admin" in answer.stdout and "NAT us-central1" in answer.stdout
     assert "tpu run v6e-8 --spot --max-cost" in answer.stdout
     config.load({"TPUFLEET_CONFIG": str(file)}, tmp_path)
+
+
+def test_init_puts_types_that_are_no_tpu_vms_into_a_section_of_their_own(newcomer, tmp_path):
+    answer = newcomer("init", "--project", "my-project", "--type", "tpu7x-16", "--internal-ips")
+    assert answer.exit_code == 0, answer.output
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert written["compute"] == {
+        "project": "my-project", "zones": ["us-central1-c"], "external_ips": False
+    }  # fmt: skip
+    assert "tpu_vm" not in written
+    for check in ("roles/compute.instanceAdmin.v1", "machine type tpu7x-16 us-central1-c",
+                  "image tpu7x", "quota tpu7x-16 us-central1-c", "NAT us-central1"):  # fmt: skip
+        assert check in answer.stdout
+    assert "roles/tpu.admin" not in answer.stdout
+
+
+def test_types_of_both_kinds_share_what_their_sections_have_in_common(newcomer, tmp_path):
+    newcomer.ok("init", "--project", "my-project", "--type", "v6e-8", "--type", "tpu7x-16")
+    file = tmp_path / "config.yaml"
+    assert yaml.safe_load(file.read_text())["compute"] == {"zones": ["us-central1-c"]}
+    loaded = config.load({"TPUFLEET_CONFIG": str(file)}, tmp_path)
+    assert loaded.enabled_providers == ("tpu-vm", "compute")
+    assert loaded.compute["project"] == "my-project"
 
 
 TRC = ("--type", "v4-8:on-demand", "--type", "v5e-4", "--type", "v6e-4:spot")
@@ -70,7 +94,7 @@ def test_init_replaces_no_config_file_without_permission(newcomer, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("prices: {v5e: {spot: 0.3}}\n")
     answer = newcomer("init", "--project", "my-project")
-    assert answer.exit_code == 2 and "--yes" in answer.stderr and "0.3" in file.read_text()
+    assert answer.exit_code == 1 and "--yes" in answer.stderr and "0.3" in file.read_text()
     newcomer.ok("init", "--project", "my-project", "--yes")
     assert "my-project" in file.read_text()
 
@@ -120,8 +144,10 @@ def test_the_server_listens_where_its_public_url_says(newcomer, tmp_path, option
         (("--project", "p-1", "--type", "v5e-5"), "nearest size"),
         (("--project", "p-1", "--public-url", "http://10.0.0.5:8470"), "tpu deploy server"),
         (("--project", "p-1", "--tls-cert", "c"), "require --public-url"),
-        (("--project", "p-1", "--public-url", "https://x", "--tls-cert", "c"), "pass both"),
-        (("--project", "p-1", "--type", "tpu7x-8"), "provider gke"),
+        (
+            ("--project", "p-1", "--public-url", "https://x", "--tls-cert", "c"),
+            "set both --tls-cert and --tls-key",
+        ),
         (("--project", "p-1", "--type", "v4-8", "--zone", "us-east1-d"), "us-central2-b"),
         (("--project", "p-1", *TRC, "--zone", "us-central1-a"), "v4-8 is not documented in us-c"),
         (("--project", "p-1", "--type", "v4-8:demand"), "the capacity is one of"),
@@ -132,9 +158,12 @@ def test_init_rejects_what_cannot_work(newcomer, arguments, message):
     assert answer.exit_code == 2 and message in answer.stderr
 
 
-def test_a_dry_run_reaches_a_finished_job_and_writes_nothing(tmp_path, capfd):
+@pytest.mark.parametrize(
+    "kind", ["v5e-4", pytest.param("tpu7x-16", marks=pytest.mark.slow)], ids=["TPU VM", "instances"]
+)
+def test_a_dry_run_reaches_a_finished_job_and_writes_nothing(tmp_path, capfd, kind):
     tpu = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
-    answer = tpu("init", "--dry-run", "--project", "my-project")
+    answer = tpu("init", "--dry-run", "--project", "my-project", "--type", kind)
     assert answer.exit_code == 0, answer.output
     assert "nothing was paid for" in answer.stdout and "gs://my-project-tpufleet" in answer.stdout
     assert "hello from a TPU host" in capfd.readouterr().out

@@ -190,7 +190,7 @@ def test_views(tpu: Tpu, world: ServiceHarness):
     tpu.ok("config", "view", "save", "mine", "tag:a")
     assert [row["id"] for row in tpu.json("jobs", "view:mine")["jobs"]] == ["job-1"]
     assert tpu("config", "view", "save", "wrong", "colour:red").exit_code != 0
-    assert "saved: mine" in tpu("jobs", "--view", "other").stderr
+    assert "write one of mine" in tpu("jobs", "--view", "other").stderr
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,36 @@ def compute(cloud, kind, name, **body):
     }
 
 
+def test_slices_of_compute_engine_belong_to_the_server_that_their_hosts_connect_to(cloud, server):
+    labels = {"tpufleet-fleet": "f00", "tpufleet-job": "j-1"}
+
+    def metadata(address: str, group: str = "") -> dict[str, list[dict[str, str]]]:
+        created = f"projects/1/zones/{ZONE}/instanceGroupManagers/{group}"
+        by = [{"key": "created-by", "value": created}] if group else []
+        return {"items": [{"key": "tpufleet-server", "value": f"https://{address}:8470"}, *by]}
+
+    for name, address, group in (
+        ("ours", server, ""), ("left", "10.9.9.9", ""), ("left-1", "10.9.9.9", "gone"),
+    ):  # fmt: skip
+        compute(
+            cloud, "instances", name, status="RUNNING", labels=labels,
+            machineType=f"zones/{ZONE}/machineTypes/ct6e-standard-4t",
+            scheduling={"provisioningModel": "SPOT"}, metadata=metadata(address, group),
+        )  # fmt: skip
+    found = cloud.tpu.json("cost", "project")
+    rows = {row["name"]: row for row in found["resources"] if row["kind"] == "VM"}
+    ends = {name: (row["belongs"], row["next"]) for name, row in rows.items() if name in
+            ("ours", "left", "left-1")}  # fmt: skip
+    assert ends == {
+        "ours": ("ours", "tpu cancel j-1"),
+        "left": ("orphaned", f"gcloud compute instances delete left --zone {ZONE}"),
+        "left-1": (
+            "orphaned",
+            f"gcloud compute instance-groups managed delete gone --zone {ZONE}",
+        ),
+    }
+
+
 def test_every_resource_is_listed_with_owner_price_and_what_ends_it(cloud, server):
     fleet = {"tpufleet-fleet": "f00", "tpufleet-job": "j-1"}
     tpu(cloud, "ours", fleet, server)

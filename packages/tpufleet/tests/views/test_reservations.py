@@ -72,7 +72,7 @@ def test_deleting_a_pool_says_which_reservations_end(
 def test_wrong_reservations_say_what_to_write(tpu: Tpu, lab):
     assert "did you mean lab" in tpu("reserve", "lap").stderr
     assert "from 1m to 7d" in tpu("reserve", "lab", "--for", "30d").stderr
-    assert "not a time; write 14:00" in tpu("reserve", "lab", "--from", "soon").stderr
+    assert "not a time; for example 14:00" in tpu("reserve", "lab", "--from", "soon").stderr
     assert "from 1 to 2, not 3" in tpu("reserve", "lab", "--slices", "3").stderr
     assert "tpu reserve list" in tpu("reserve", "end", "nothing").stderr
 

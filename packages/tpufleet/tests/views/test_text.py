@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.events import Event, EventKind
@@ -159,3 +160,6 @@ def test_the_last_step_of_a_silent_job_has_its_age(minutes, state, expected):
         progress=Progress(step=7, at=NOW - timedelta(minutes=minutes)), parent=None,
     )  # fmt: skip
     assert text.job_progress(row, NOW) == expected
+    output = Progress(output_at=NOW - timedelta(minutes=minutes))
+    quiet = {"step 7": "-", "step 7, 25 min ago": "no output for 25 min"}[expected]
+    assert text.job_progress(structs.replace(row, progress=output), NOW) == quiet

@@ -180,7 +180,7 @@ def test_deleting_a_missing_node_reports_not_found(cloud):
     [row] = cloud.tpu.json("delete", "tpu-us-central1-a-0", "--yes")["nodes"]
     assert row["result"] == "not found"
     answer = cloud.tpu("describe", "tpu-us-central1-a-0")
-    assert answer.exit_code == 1 and "no TPU VM 'tpu-us-central1-a-0'" in answer.stderr
+    assert answer.exit_code == 1 and "'tpu-us-central1-a-0'; list them with" in answer.stderr
 
 
 def test_a_dry_run_of_delete_lists_only_existing_nodes(cloud):

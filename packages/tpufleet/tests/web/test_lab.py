@@ -139,9 +139,26 @@ def test_the_list_is_used_with_the_keyboard(page: Page, server: lab.LabServer):
     expect(page.get_by_role("toolbar", name="Chosen jobs")).to_contain_text("2 jobs chosen")
     page.keyboard.press("/")
     expect(page.get_by_label("Search jobs")).to_be_focused()
-    page.get_by_role("heading", level=1).first.evaluate("node => document.activeElement.blur()")
+    page.keyboard.press("Escape")
     page.keyboard.press("o")
     page.wait_for_url(re.compile("#/jobs/[a-z2-7]{12}$"))
+
+
+def test_a_running_job_that_is_silent_says_for_how_long(page: Page, server: lab.LabServer):
+    at = (datetime.now(UTC) - timedelta(minutes=25, seconds=10)).isoformat()
+
+    def with_silent_jobs(route: Route) -> None:
+        answer = route.fetch()
+        rows = answer.json()["jobs"]
+        rows[0]["progress"] |= {"at": at}
+        rows[1]["progress"] = {"step": None, "message": "", "at": None, "output_at": at}
+        route.fulfill(response=answer, json={"jobs": rows[:2], "next": None})
+
+    page.route(re.compile(r"/api/v1/jobs\?"), with_silent_jobs)
+    go(page, server, "jobs?q=state:running owner:*")
+    progress = page.locator("table.jobs tbody td[data-label=Progress]")
+    expect(progress.first).to_contain_text("25 min ago")
+    expect(progress.last).to_have_text("no output for 25 min")
 
 
 def test_a_waiting_job_shows_zones_answers_and_prices(page: Page, server: lab.LabServer):
@@ -149,7 +166,7 @@ def test_a_waiting_job_shows_zones_answers_and_prices(page: Page, server: lab.La
     table = page.locator("table.sources")
     expect(table.locator("tbody tr")).to_have_count(3)
     expect(table).to_contain_text("no v6e-256 in us-central1-a")
-    expect(table).to_contain_text("$276.48/h")
+    expect(table).to_contain_text("$359.24/h")
 
 
 def test_a_job_shows_cost_goodput_and_what_differs_from_its_parent(

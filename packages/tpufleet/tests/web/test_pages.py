@@ -289,6 +289,15 @@ def test_text_of_jobs_is_never_markup(page: Page, server: Server):
     assert page.locator(".log img").count() == 0
 
 
+def test_text_of_jobs_is_shown_without_colours_and_in_its_own_order(page: Page, server: Server):
+    script = r"print('\x1b[31mred\x1b[0m \x1b]0;title\x07and \u202etfel')"
+    job = submit(server, script, "coloured", notes="from \u202eright to left")
+    page.goto(f"{server.url}/#/jobs/{job}/logs")
+    expect(page.get_by_text("red and tfel", exact=True)).to_be_visible()
+    page.goto(f"{server.url}/#/jobs/{job}")
+    expect(page.get_by_text("from right to left", exact=True)).to_be_visible()
+
+
 def test_a_login_link_works_once(browser: Browser, server: Server):
     link = server.url + server.client.login_link().path
     with browser.new_context() as first, browser.new_context() as second:

@@ -4,6 +4,8 @@ export interface Progress {
   step: number | null;
   total: number | null;
   checkpoint_step: number | null;
+  at: string | null;
+  output_at: string | null;
   message: string;
   metrics: Record<string, number> | null;
 }
@@ -26,6 +28,14 @@ export interface JobRow {
   attempts: number;
   progress: Progress | null;
   parent: string | null;
+}
+
+export interface Recovery {
+  attempt: number;
+  seconds: number;
+  parts: Record<string, number>;
+  resumed_step: number | null;
+  lost_steps: number | null;
 }
 
 export interface Attempt {
@@ -79,6 +89,8 @@ export interface JobDetail {
   job: { spec: Record<string, unknown>; [field: string]: unknown };
   row: JobRow;
   attempts: Attempt[];
+  recoveries?: Recovery[];
+  goodput?: (number | null)[];
   slices: SliceRow[];
   hosts: HostRow[];
   children: JobRow[];
@@ -194,9 +206,8 @@ export interface CostRow {
   capacity: string;
   slices: number;
   chip_hours: number;
-  running: number;
-  lost: number;
-  unknown: number;
+  useful: number;
+  badput: Record<string, number>;
   simulated: boolean;
   usd_per_chip_hour: number | null;
 }
@@ -275,6 +286,17 @@ export function retry(action: () => void): () => void {
   return () => clearTimeout(timer);
 }
 
+// Colours and other control sequences, and signs that reorder text, in what programs and users write.
+const SEQUENCE =
+  /\x1b\[[0-?]*[ -/]*[@-~]?|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+const IN_JSON = /\\u00[01]|[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/;
+
+/** Without what would deceive readers. */
+export function parse<T>(json: string): T {
+  const clean = (_: string, value: unknown) => (typeof value === "string" ? value.replace(SEQUENCE, "") : value);
+  return JSON.parse(json, IN_JSON.test(json) ? clean : undefined) as T;
+}
+
 async function request<T>(method: string, path: string, body?: unknown, token?: string): Promise<T> {
   const headers: Record<string, string> = {};
   if (token) headers["Authorization"] = `Bearer ${token}`;
@@ -295,7 +317,7 @@ async function request<T>(method: string, path: string, body?: unknown, token?: 
     throw new ApiError(answer?.error?.message ?? `the server answered ${response.status}`, response.status);
   }
   const kind = response.headers.get("content-type") ?? "";
-  return (kind.includes("json") ? await response.json() : await response.text()) as T;
+  return (kind.includes("json") ? parse(await response.text()) : await response.text()) as T;
 }
 
 export const get = <T>(path: string) => request<T>("GET", path);

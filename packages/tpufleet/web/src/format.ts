@@ -2,6 +2,18 @@ const MINUTE = 60_000;
 const HOUR = 60 * MINUTE;
 const DAY = 24 * HOUR;
 
+/** Classes of badput, as `tpu cost` names them. */
+export const BADPUT: Record<string, string> = {
+  program_startup: "start",
+  tpu_initialization: "connecting",
+  unproductive_checkpoint_restore_time: "restoring",
+  unproductive_checkpoint_save_time: "saving",
+  wasted_progress_from_disruption: "steps again",
+  infrastructure_recovery_from_disruption: "recovery",
+  other: "idle",
+  unknown: "unknown",
+};
+
 export function duration(milliseconds: number): string {
   const seconds = Math.max(0, Math.floor(milliseconds / 1000));
   if (seconds < 60) return `${seconds} s`;

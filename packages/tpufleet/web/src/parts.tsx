@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, type FleetEvent, type JobRow, get, isTemporary, retry } from "./api";
-import { age, clock, number, tone } from "./format";
+import { age, clock, duration, number, tone } from "./format";
 import { now, recent, say, session } from "./state";
 
 export function State({ name }: { name: string }) {
@@ -17,9 +17,19 @@ export function Age({ at }: { at: string | null }) {
   );
 }
 
+const SILENT_AFTER = 10 * 60_000; // longer than a step and most checkpoints
+
 export function Progress({ row, metrics: most = 1 }: { row: JobRow; metrics?: number }) {
   const { progress } = row;
-  if (!progress || progress.step === null) return <span class="quiet">{progress?.message || "–"}</span>;
+  const last = progress?.at ?? progress?.output_at;
+  const silence = last && row.state === "running" ? now.value - Date.parse(last) : 0;
+  const silent = silence > SILENT_AFTER;
+  if (!progress || progress.step === null)
+    return silent && !progress?.at ? (
+      <span class="amber">no output for {duration(silence)}</span>
+    ) : (
+      <span class="quiet">{progress?.message || "–"}</span>
+    );
   const metrics = Object.entries(progress.metrics ?? {}).sort(([a], [b]) => Number(b === "loss") - Number(a === "loss"));
   return (
     <span class="progress">
@@ -36,6 +46,7 @@ export function Progress({ row, metrics: most = 1 }: { row: JobRow; metrics?: nu
           {name} {number(value)}
         </span>
       ))}
+      {silent ? <span class="amber">{duration(silence)} ago</span> : null}
     </span>
   );
 }

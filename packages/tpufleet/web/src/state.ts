@@ -1,5 +1,5 @@
 import { signal } from "@preact/signals";
-import { type FleetEvent, type JobRow, type Session, listen } from "./api";
+import { type FleetEvent, type JobRow, type Session, listen, parse } from "./api";
 
 export const session = signal<Session | null>(null);
 export const route = signal<string[]>([]);
@@ -75,8 +75,8 @@ export function connect() {
   stop = listen("/stream", {
     open: () => (connected.value = true),
     closed: () => (connected.value = false),
-    job: (data) => (rows.push(JSON.parse(data)), soon()),
-    event: (data) => (events.push(JSON.parse(data)), soon()),
+    job: (data) => (rows.push(parse(data)), soon()),
+    event: (data) => (events.push(parse(data)), soon()),
   });
 }
 

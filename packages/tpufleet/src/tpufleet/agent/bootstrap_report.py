@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tpufleet.agent import threads
-from tpufleet.errors import FleetError, UntrustedCertificate
+from tpufleet.errors import FleetError, UntrustedCertificate, unwritable
 from tpufleet.model.fleet import bootstrap
 from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 
@@ -76,7 +76,7 @@ class BootstrapReporter:
                 bootstrap.GUEST_NAMESPACE, bootstrap.GUEST_KEY, bootstrap.to_json(report)
             )
         except OSError as error:
-            threads.log(f"cannot write guest attributes: {error}")
+            threads.log(str(unwritable("guest attributes", error)))
 
 
 def from_environ(environ: Mapping[str, str]) -> BootstrapReporter:

@@ -18,7 +18,7 @@ import psutil
 
 from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.environment_variables import RUN_DIR_VARIABLE
-from tpufleet.model.fleet.host_commands import CheckResult, DiagnosticReport, Health
+from tpufleet.model.fleet.host_commands import CheckResult, DiagnosticReport
 from tpufleet.model.values.encoding import to_json
 
 AS_ROOT = f"sudo {sys.executable} -m tpufleet.agent.diagnostics"
@@ -70,11 +70,11 @@ def run_checks(host: InspectedHost, use: ChipUse | None = None) -> Iterator[Chec
 
 def _check_devices(host: InspectedHost) -> CheckResult:
     if host.simulated:
-        return _ok("devices", f"{host.chips} simulated chips")
+        return CheckResult.ok("devices", f"{host.chips} simulated chips")
     present = len(host.devices())
     if present >= host.chips:
-        return _ok("devices", f"{present} chips")
-    return _failed(
+        return CheckResult.ok("devices", f"{present} chips")
+    return CheckResult.failed(
         "devices",
         f"{present} of {host.chips} chips are present",
         "JAX cannot initialize every chip; jobs fail at start",
@@ -117,16 +117,16 @@ def _check_holders(use: ChipUse) -> CheckResult:
     holders = use.holders
     if not holders:
         if not use.unseen:
-            return _ok("holders", "no process uses the chips")
+            return CheckResult.ok("holders", "no process uses the chips")
         message = (
             f"no process of user {_user_name()} uses the chips; "
             f"{use.unseen} processes of other users cannot be inspected"
         )
-        return _ok("holders", message, remedy=f"to see all, run on the host: {AS_ROOT}")
+        return CheckResult.ok("holders", message, remedy=f"to see all, run on the host: {AS_ROOT}")
     names = ", ".join(f"{name} ({pid})" for pid, name in holders.items())
     if all(_is_workload(pid) for pid in holders):
-        return _ok("holders", f"the job uses the chips: {names}")
-    return _failed(
+        return CheckResult.ok("holders", f"the job uses the chips: {names}")
+    return CheckResult.failed(
         "holders",
         f"other processes use the chips: {names}",
         "jobs fail with `The TPU is already in use`",
@@ -144,11 +144,11 @@ def _is_workload(pid: int) -> bool:
 def _check_lock(host: InspectedHost, use: ChipUse) -> CheckResult:
     file = host.root / LIBTPU_LOCKFILE
     if not file.exists():
-        return _ok("lock", "no libtpu lock")
+        return CheckResult.ok("lock", "no libtpu lock")
     if pid := next(iter(use.holders), None) or _lock_holder(file):
-        return _ok("lock", f"process {pid} holds the libtpu lock")
+        return CheckResult.ok("lock", f"process {pid} holds the libtpu lock")
     if use.unseen:
-        return _warning(
+        return CheckResult.warning(
             "lock",
             f"libtpu lock {file}; it may belong to one of {use.unseen} processes of other users",
             "if no process uses the chips, programs of other users cannot open them",
@@ -174,14 +174,14 @@ def _repairable(
 ) -> CheckResult:
     """`command` does what `repair` does, for a user with more rights."""
     if not host.repair:
-        return _failed(check, problem, impact, REPAIR)
+        return CheckResult.failed(check, problem, impact, REPAIR)
     try:
         repair()
     except OSError as error:
-        return _failed(
+        return CheckResult.failed(
             check, f"{problem}; not repaired: {error.strerror}", impact, f"run `{command}`"
         )
-    return _ok(check, f"repaired: {problem}", repaired=True)
+    return CheckResult.ok(check, f"repaired: {problem}", repaired=True)
 
 
 def _lock_holder(file: Path) -> int | None:
@@ -213,9 +213,9 @@ def _check_disks(host: InspectedHost) -> Iterator[CheckResult]:
         free = usage.free / usage.total
         message = f"{usage.free / 2**30:.1f} GiB ({free:.0%}) free at {path}"
         if free >= DISK_WARNING:
-            yield _ok(check, message)
+            yield CheckResult.ok(check, message)
             continue
-        report = _failed if free < DISK_FAILED else _warning
+        report = CheckResult.failed if free < DISK_FAILED else CheckResult.warning
         impact = "writing checkpoints and logs will fail when the disk is full"
         yield report(check, message, impact, f"delete old data at {path}")
 
@@ -224,16 +224,16 @@ def _check_memory() -> CheckResult:
     memory = psutil.virtual_memory()
     message = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
     if memory.available / memory.total >= MEMORY_WARNING:
-        return _ok("memory", message)
-    return _warning("memory", message, "the kernel may kill the program")
+        return CheckResult.ok("memory", message)
+    return CheckResult.warning("memory", message, "the kernel may kill the program")
 
 
 def _check_mounts(host: InspectedHost) -> CheckResult:
     disks = sorted((host.root / "mnt/disks").glob("*"))
     missing = [str(disk) for disk in disks if not os.path.ismount(disk)]
     if not missing:
-        return _ok("mounts", f"data disks mounted: {len(disks)}")
-    return _failed(
+        return CheckResult.ok("mounts", f"data disks mounted: {len(disks)}")
+    return CheckResult.failed(
         "mounts",
         f"not mounted: {', '.join(missing)}",
         "jobs do not find their data there",
@@ -246,7 +246,7 @@ def _check_credentials(host: InspectedHost) -> CheckResult:
     file = Path(path) if path else None
     mode = stat.S_IMODE(file.stat().st_mode) if file is not None and file.is_file() else 0
     if file is None or not mode & 0o077:
-        return _ok("credentials", "only the agent can read its token")
+        return CheckResult.ok("credentials", "only the agent can read its token")
     return _repairable(
         host,
         "credentials",
@@ -261,9 +261,9 @@ def _check_containment(host: InspectedHost) -> Iterator[CheckResult]:
     """Which guarantee holds for the processes of jobs. Nothing when no agent runs the checks."""
     message = host.environ.get(containment.IN_USE_VARIABLE, "")
     if message and not host.environ.get(containment.WEAK_VARIABLE):
-        yield _ok("containment", message)
+        yield CheckResult.ok("containment", message)
     elif message:
-        yield _warning(
+        yield CheckResult.warning(
             "containment",
             message,
             "only run jobs of people you trust on this host",
@@ -278,25 +278,7 @@ def _versions() -> CheckResult:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return _ok("versions", ", ".join(versions))
-
-
-def _ok(check: str, message: str, *, remedy: str = "", repaired: bool = False) -> CheckResult:
-    return CheckResult(
-        check=check, health=Health.OK, message=message, remedy=remedy, repaired=repaired
-    )
-
-
-def _warning(check: str, message: str, impact: str, remedy: str = "") -> CheckResult:
-    return CheckResult(
-        check=check, health=Health.WARNING, message=message, impact=impact, remedy=remedy
-    )
-
-
-def _failed(check: str, message: str, impact: str, remedy: str) -> CheckResult:
-    return CheckResult(
-        check=check, health=Health.FAILED, message=message, impact=impact, remedy=remedy
-    )
+    return CheckResult.ok("versions", ", ".join(versions))
 
 
 def main() -> None:

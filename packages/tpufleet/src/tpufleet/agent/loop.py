@@ -24,7 +24,7 @@ from tpufleet.agent.workload.runner import AgentContext, Workload
 from tpufleet.backoff import Backoff
 from tpufleet.client.agents import UnreadableHeartbeat
 from tpufleet.clocks import jittered
-from tpufleet.errors import FleetError, Forbidden, Unauthorized
+from tpufleet.errors import FleetError, Forbidden, Unauthorized, unexpected
 from tpufleet.model.fleet.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.fleet.hosts import NoticeKind, Phase, ProgressPoint
 from tpufleet.model.job.attempts import AttemptId
@@ -149,7 +149,7 @@ class Agent:
                 self._inbox.put(HeartbeatAnswered(number, heartbeat, sent_at, reply))
             except Exception as error:
                 if not isinstance(error, FleetError):
-                    threads.log_exception("unexpected error while sending a heartbeat")
+                    threads.log_exception(unexpected("sending a heartbeat"))
                 self._inbox.put(HeartbeatFailed(number, sent_at, error))
 
     def _handle_next_message(self) -> None:
@@ -224,6 +224,7 @@ class Agent:
             protocol=PROTOCOL,
             seq=self._last_sent,
             environment=workload.environment if workload else None,
+            startup=workload.startup if workload and not self._omit_progress else None,
             points=self._new_points(workload),
         )
 
@@ -313,7 +314,7 @@ class Agent:
         if wanted.abort:
             current.abort()
         if wanted.stop is not None:
-            current.stop(END_REASONS[wanted.stop].description)
+            current.stop(wanted.stop_message or END_REASONS[wanted.stop].description)
 
     def _start(self, wanted: Assignment) -> Workload:
         workload = self._past.get(wanted.attempt_id)
@@ -325,7 +326,7 @@ class Agent:
             if self._notice is not None:
                 workload.stop(f"host notice: {self._notice}")
             if wanted.stop is not None:
-                workload.stop(END_REASONS[wanted.stop].description)
+                workload.stop(wanted.stop_message or END_REASONS[wanted.stop].description)
             workload.start()
         self._workload = workload
         return workload

@@ -6,14 +6,14 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from tpufleet.agent import settings
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, unreadable
 
 T = TypeVar("T")
 METADATA_ROOT = "/computeMetadata/v1/instance/"
@@ -81,7 +81,7 @@ def complete_environ(environ: Mapping[str, str]) -> dict[str, str]:
         identity = _identity(metadata)
         tokens = metadata.get("attributes/tpufleet-tokens") or "{}"
     except OSError as error:
-        raise BadInput(f"cannot read the metadata server: {error}") from error
+        raise unreadable("the metadata server", error) from error
     identity["TPUFLEET_WORK"] = str(Path(environ.get("TPUFLEET_WORK", "/var/lib/tpufleet/work")))
     explicit = {key: value for key, value in environ.items() if value}
     slice_id = identity["TPUFLEET_SLICE"]
@@ -96,18 +96,29 @@ def _identity(metadata: MetadataClient) -> dict[str, str]:
         return (metadata.get(f"attributes/{name}") or fallback).strip()
 
     slices = _parse("tpufleet-slices", attribute("tpufleet-slices", "[]"), list[str])
-    tpu_env = attribute("tpu-env")
+    tpu_env, hosts = attribute("tpu-env"), attribute("tpufleet-hosts", "1")
     return {
         "TPUFLEET_SERVER": attribute("tpufleet-server"),
         "TPUFLEET_SLICE": _own_slice(slices, tpu_env),
-        "TPUFLEET_HOST_INDEX": attribute("agent-worker-number", "0"),
-        "TPUFLEET_HOSTS": attribute("tpufleet-hosts", "1"),
+        "TPUFLEET_HOST_INDEX": _worker_number(attribute, hosts, tpu_env),
+        "TPUFLEET_HOSTS": hosts,
         "TPUFLEET_CHIPS": attribute("tpufleet-chips"),
         "TPUFLEET_ADDRESS": (metadata.get("network-interfaces/0/ip") or "").strip(),
         "TPUFLEET_COORDINATOR_PORT": str(COORDINATOR_PORT),
         "TPUFLEET_MULTISLICE": "1" if re.search(r"^MEGASCALE_NUM_SLICES:", tpu_env, re.M) else "",
         settings.CA_VARIABLE: attribute("tpufleet-ca"),
     }
+
+
+def _worker_number(attribute: Callable[[str], str], hosts: str, tpu_env: str) -> str:
+    """Where the Cloud TPU API writes it, or Compute Engine: there only once the chips of the slice
+    are joined, which may be after a host has booted."""
+    found = attribute("agent-worker-number") or attribute("worker-id")
+    match = re.search(r"^(?:TPU_)?WORKER_ID:\s*'?([0-9]+)'?\s*$", tpu_env, re.MULTILINE)
+    number = found or (match[1] if match else "")
+    if not number and hosts != "1":
+        raise BadInput("the metadata server has no worker-id yet: the slice is not complete")
+    return number or "0"
 
 
 def _own_slice(slices: list[str], tpu_env: str) -> str:

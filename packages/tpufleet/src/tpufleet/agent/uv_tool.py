@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from tpufleet.errors import BadInput, install_command
+from tpufleet.errors import not_installed
 
 
 def find_uv(path: str | None = None) -> str:
@@ -24,5 +24,5 @@ def find_uv(path: str | None = None) -> str:
             return str(candidate)
     found = shutil.which("uv", path=path)
     if found is None:
-        raise BadInput(f"uv is not installed\n  next: {install_command('uv')}")
+        raise not_installed("uv", "uv")
     return found

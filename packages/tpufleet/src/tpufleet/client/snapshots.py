@@ -1,4 +1,4 @@
-"""Snapshots of a working directory: which files are included, and a reproducible archive of them.
+"""Snapshots of a folder: which files are included, and a reproducible archive of them.
 
 Excluded: what `.gitignore` and `.tpuignore` exclude, `.git`, `__pycache__`, virtual environments,
 and everything that is neither a file nor a symbolic link.
@@ -20,12 +20,14 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 
 import pathspec
 
-from tpufleet.errors import BadInput, Conflict
+from tpufleet.errors import BadInput, Conflict, invalid, unreadable
 from tpufleet.model.job.snapshots import (
     EXECUTABLE,
     LINK,
     REGULAR,
     SnapshotEntry,
+    duplicate,
+    not_stored,
     require_path,
     require_unpackable,
     snapshot_digest,
@@ -60,16 +62,14 @@ def scan(folder: str | os.PathLike[str], limit: int = DEFAULT_LIMIT) -> Scan:
     outside."""
     root = Path(folder).resolve()
     if not root.is_dir():
-        raise BadInput(f"workdir: {folder} is not a folder; pass one with --workdir")
+        raise invalid(str(folder), "a folder", "--workdir .", "workdir")
     try:
         files = sorted(_walk(root, "", _rules_above(root)), key=lambda item: item[0])
         _check_size(root, files, limit)
         entries = tuple(_entry(root, path, mode) for path, mode, _ in files)
     except OSError as error:
-        raise BadInput(
-            f"workdir: cannot read {error.filename}: {error.strerror}; "
-            "make it readable, or exclude it in .tpuignore"
-        ) from error
+        hint = "make it readable, or exclude it in .tpuignore"
+        raise unreadable(error.filename, error, "workdir", hint) from error
     size = sum(entry.size for entry in entries)
     return Scan(folder=root, entries=entries, digest=snapshot_digest(entries), size=size)
 
@@ -132,9 +132,7 @@ def unpack(packed: BinaryIO, folder: str | os.PathLike[str]) -> None:
                 if member.issym():
                     entries.append(SnapshotEntry(path=member.name, target=member.linkname))
                 elif not member.isreg():
-                    raise BadInput(
-                        f"snapshot: {member.name!r} is neither a file nor a symbolic link"
-                    )
+                    raise not_stored(member.name)
                 else:
                     source = archive.extractfile(member)
                     assert source is not None  # true for regular files
@@ -150,7 +148,7 @@ def unpack(packed: BinaryIO, folder: str | os.PathLike[str]) -> None:
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"snapshot: damaged archive: {error}") from error
     except (FileExistsError, NotADirectoryError) as error:
-        raise BadInput(f"snapshot: {error.filename} is a duplicate, or exists already") from error
+        raise duplicate(error.filename) from error
 
 
 def _walk(root: Path, prefix: str, rules: Rules) -> Iterator[tuple[str, int, int]]:

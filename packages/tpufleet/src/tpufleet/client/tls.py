@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import unreadable
 
 if TYPE_CHECKING:
     import ssl
@@ -40,8 +40,8 @@ def verification(
         if ca_certificates:
             context.load_verify_locations(cadata=ca_certificates)
     except (OSError, ssl.SSLError, ValueError) as error:
-        where = ca_file if ca_file is not None else "the certificates that the server passed on"
-        raise BadInput(f"ca_file: cannot read certificates from {where}: {error}") from error
+        where = ca_file if ca_file is not None else "that of the server"
+        raise unreadable(where, error, "ca_file") from error
     return context
 
 
@@ -61,7 +61,7 @@ def _only(certificate: Path) -> ssl.SSLContext:
         own, mark, _ = certificate.read_text().partition("-----END CERTIFICATE-----")
         context.load_verify_locations(cadata=own + mark)
     except (OSError, ssl.SSLError, ValueError) as error:
-        raise BadInput(f"cannot read the server's certificate {certificate}: {error}") from error
+        raise unreadable(certificate, error) from error
     return context
 
 

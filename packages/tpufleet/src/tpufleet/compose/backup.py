@@ -27,7 +27,7 @@ import tpufleet
 from tpufleet import deep_folders
 from tpufleet.compose import local_root, server_files
 from tpufleet.config import Config
-from tpufleet.errors import BadInput, Conflict
+from tpufleet.errors import BadInput, exists, unwritable
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
 from tpufleet.stores.open_store import open_database, open_store
 from tpufleet.stores.sql import dump, schema_migrations
@@ -42,7 +42,7 @@ _RESTORED_FROM = "restored-from"  # in a restored state folder: the path of the 
 _HOME_FILES = ("token", "port")
 _DATA_FILES = (
     "secret", "snapshots/*.tar.gz", "results/*", "faults.yaml",
-    "local/.root.json", "local/*/slice.json", "tpu-vm/**/*",
+    "local/.root.json", "local/*/slice.json", "tpu-vm/**/*", "compute/**/*",
 )  # fmt: skip
 _CHECKPOINTS = "checkpoints"
 _JOBS_PER_PAGE = 1_000
@@ -89,7 +89,7 @@ def create(
     """While servers are running. The database is read first: files that it refers to are kept.
     `optional=None`: only the database."""
     if target.exists():
-        raise Conflict(f"{target} exists; choose another name")
+        raise exists(target, "choose another name")
     database = store_url.partition("sqlite:///")[2]
     if database and not Path(database).exists():
         raise BadInput(
@@ -104,7 +104,7 @@ def create(
             os.fsync(file.fileno())
         os.link(draft, target)  # fails if another one was created meanwhile
     except OSError as error:
-        raise BadInput(f"cannot write {target}: {error.strerror}") from error
+        raise unwritable(target, error) from error
     finally:
         draft.unlink(missing_ok=True)
     return _report(target, manifest)
@@ -126,10 +126,7 @@ def restore(settings: Config, store_url: str, source: Path) -> BackupReport:
     with server_files.exclusive_lock(settings.home):
         for name in ("data/secret", "home/token"):
             if name in manifest["sha256"] and (path := _target(settings, name)).exists():
-                raise Conflict(
-                    f"{path} exists, so this state folder belongs to another installation\n"
-                    "  next: restore into a new TPUFLEET_HOME, or move the old folder away"
-                )
+                raise exists(path, "restore into a new TPUFLEET_HOME, or move the old folder away")
         with tarfile.open(source, "r:gz") as tar, contextlib.ExitStack() as stack:
             for member in tar:
                 content = tar.extractfile(member)

@@ -40,13 +40,14 @@ from tpufleet.service.files.secrets import derived_key
 from tpufleet.service.files.shared_logs import SegmentArchive
 from tpufleet.service.jobs.submission import JobStorage
 from tpufleet.service.notifications.channels import ChannelSecrets
+from tpufleet.service.operations.metrics import ServerMetrics
 from tpufleet.service.operations.recent_errors import RecentErrors
 from tpufleet.service.operations.server_status import AboutServer
 from tpufleet.service.transport import auth
 from tpufleet.service.transport.app import create_app
 from tpufleet.service.transport.event_streams import EventHub
 from tpufleet.service.transport.http_server import FleetServer, make_server
-from tpufleet.stores.base import Store, StoreChange
+from tpufleet.stores.base import ChangeSet, Store, StoreChange
 from tpufleet.stores.open_store import open_store
 from tpufleet.stores.sql import schema_migrations
 
@@ -80,7 +81,7 @@ def serve(settings: Config, *, embedded: bool) -> int:
         contextlib.closing(_open_store(settings)) as store,
     ):
         control_plane = ControlPlane(settings, store, providers(settings, store), recent_errors)
-        if settings.tpu_vm is not None and "tpu-vm" in settings.enabled_providers:
+        if {"tpu-vm", "compute"} & set(settings.enabled_providers):
             startup_preflight.check_cloud_once(settings)
         control_plane.run()
     return 0
@@ -193,7 +194,10 @@ class ControlPlane:
                 providers=tuple(self._providers),
                 default_provider=settings.default_provider,
                 local_containers=settings.local_containers,
-                tpu_vm_containers=bool((settings.tpu_vm or {}).get("containers")),
+                tpu_vm_containers=any(
+                    (section or {}).get("containers")
+                    for section in (settings.tpu_vm, settings.compute)
+                ),
                 local_hosts=settings.local_hosts,
             ),
             server=AboutServer(
@@ -213,6 +217,7 @@ class ControlPlane:
             prices=prices.price_table(settings.prices),
         )
         self._hub: EventHub = app.state.hub
+        self._metrics: ServerMetrics = app.state.metrics
         return make_server(app, tls_cert=self._settings.tls_cert, tls_key=self._settings.tls_key)
 
     def _make_controller(self) -> Controller:
@@ -238,11 +243,15 @@ class ControlPlane:
                 prices=prices.price_table(self._settings.prices),
                 boot_timeout_by_provider={LocalProvider.name: LOCAL_BOOT_TIMEOUT},
             ),
-            on_commit=self._hub.notify,
+            on_commit=self._on_commit,
         )
 
     def _wake(self) -> None:
         self._controller.wake()
+
+    def _on_commit(self, change: ChangeSet) -> None:
+        self._hub.notify()
+        self._metrics.count_recoveries(change.attempts)
 
     def _on_store_change(self, change: StoreChange) -> None:
         """Another server committed, or this one."""

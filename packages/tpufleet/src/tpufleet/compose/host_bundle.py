@@ -18,7 +18,7 @@ from pathlib import Path
 
 import tpufleet
 from tpufleet.agent import own_wheel, uv_tool
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid
 
 # TPU VMs run Ubuntu 22.04 (glibc 2.35) on x86-64:
 # https://cloud.google.com/tpu/docs/runtimes
@@ -108,7 +108,7 @@ def _copy_python(source: Path, target: Path) -> Path:
     """Without what an agent does not need. Returns its folder of packages."""
     libraries = [path for path in source.glob("lib/python3.*") if (path / "os.py").is_file()]
     if not libraries or not (source / "bin" / "python3").exists():
-        raise BadInput(f"{source} is not a Python: it has no bin/python3 and lib/python3.*/os.py")
+        raise invalid(str(source), "a Python", "with bin/python3, lib/python3.12/os.py")
     library = libraries[0].relative_to(source)
 
     def ignored(folder: str, names: list[str]) -> set[str]:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import local_jobs
 from tpufleet.config import Config, is_loopback
-from tpufleet.errors import BadInput, optional_packages
+from tpufleet.errors import BadInput, no_project, optional_packages
 from tpufleet.model.fleet.preflight import Check
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import prices
@@ -25,12 +25,14 @@ from tpufleet.providers.local.stock import Stock
 from tpufleet.stores.base import Store
 
 if TYPE_CHECKING:
+    from tpufleet.providers.compute.settings import ComputeSettings
     from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 
     # Re-exported: the command line must not import a provider.
     from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes as ManualNodes
+    from tpufleet.providers.tpu_vm.preflight import Preflight
     from tpufleet.providers.tpu_vm.project_resources import ProjectResources
-    from tpufleet.providers.tpu_vm.settings import TpuVmSettings
+    from tpufleet.providers.tpu_vm.settings import GoogleSettings, TpuVmSettings
 
 
 def providers(settings: Config, store: Store) -> dict[str, Provider]:
@@ -41,6 +43,8 @@ def providers(settings: Config, store: Store) -> dict[str, Provider]:
 def _provider(name: str, settings: Config, store: Store) -> Provider:
     if name == "tpu-vm" and settings.tpu_vm is not None:
         return _tpu_vm(settings, store)
+    if name == "compute" and settings.compute is not None:
+        return _compute(settings, store)
     if name == "gke" and settings.gke is not None:
         return _gke(settings.gke, store)
     if name == "local":
@@ -91,19 +95,34 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
         from tpufleet.providers.tpu_vm import settings as tpu_vm
         from tpufleet.providers.tpu_vm.provider import TpuVmProvider
     parsed = tpu_vm.parse(settings.tpu_vm or {})
-    if not parsed.emulated and is_loopback(settings.public_url or f"http://{settings.listen}"):
+    if not parsed.emulated:
+        _check_hosts_can_start("tpu_vm", parsed, settings)
+    return TpuVmProvider(parsed, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
+
+
+def _compute(settings: Config, store: Store) -> Provider:
+    with optional_packages("the compute provider", "compute"):
+        from tpufleet.providers.compute import settings as compute
+        from tpufleet.providers.compute.provider import ComputeProvider
+    parsed = compute.parse(settings.compute or {})
+    if not parsed.emulated:
+        _check_hosts_can_start("compute", parsed, settings)
+    return ComputeProvider(parsed, fleet=fleet_id(store), folder=settings.data / "compute")
+
+
+def _check_hosts_can_start(section: str, parsed: GoogleSettings, settings: Config) -> None:
+    if is_loopback(settings.public_url or f"http://{settings.listen}"):
         raise BadInput(
             f"public_url is {settings.public_url or 'not set'}: TPU hosts would be paid for, and "
             "could not reach this server\n"
             "  next: `tpu deploy server` runs it on a VM that they reach; or set public_url in "
             f"{settings.config_file}, an address of this machine that they reach"
         )
-    if not parsed.bundle and not parsed.emulated:
+    if not parsed.bundle:
         raise BadInput(
-            "tpu_vm: bundle is not set, so hosts could not install tpufleet\n"
+            f"{section}: bundle is not set, so hosts could not install tpufleet\n"
             f"  next: run `tpu deploy bundle` and put what it prints into {settings.config_file}"
         )
-    return TpuVmProvider(parsed, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
 
 
 def run_emulated_startup_script(endpoint: str, node: str) -> None:
@@ -125,9 +144,7 @@ def manual_nodes(
     document = dict(settings.tpu_vm or {})
     project = project or document.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
     if not project:
-        raise BadInput(
-            "no Google Cloud project; pass --project, or set tpu_vm.project in the config file"
-        )
+        raise no_project()
     # The settings require a zone; one that the user did not choose is not passed on.
     parsed = tpu_vm.parse({**tpu_vm.REQUIRED_EXAMPLE, **document, "project": project})
     cloud = api.TpuApi(lambda: api.connect(parsed.endpoint), project=parsed.project)
@@ -136,15 +153,20 @@ def manual_nodes(
 
 def project_resources(settings: Config, report: Callable[[str], None]) -> ProjectResources:
     """What the cloud project contains, read with the credentials on this machine."""
-    parsed = tpu_vm_settings(settings)
-    from tpufleet.providers.tpu_vm import api
-    from tpufleet.providers.tpu_vm.project_resources import ProjectResources
+    parsed, rest = google_project(settings)
+    with _tpu_vm_client():
+        from tpufleet.providers.tpu_vm import api
+        from tpufleet.providers.tpu_vm.project_resources import ProjectResources
+    tpus: api.TpuApi | None = None
+    if settings.tpu_vm is not None:
+        endpoint = tpu_vm_settings(settings).endpoint
+        tpus = api.TpuApi(lambda: api.connect(endpoint), project=parsed.project)
 
     urls = [url for url in (settings.server, settings.public_url) if url]
     own = [urlsplit(url).hostname or "" for url in urls] or ["127.0.0.1", "localhost"]
     return ProjectResources(
-        google_rest(parsed),
-        api.TpuApi(lambda: api.connect(parsed.endpoint), project=parsed.project),
+        rest,
+        tpus,
         parsed.project,
         prices.price_table(settings.prices),
         own,
@@ -154,27 +176,56 @@ def project_resources(settings: Config, report: Callable[[str], None]) -> Projec
 
 def preflight(settings: Config, accelerators: Mapping[str, Capacity] | None = None) -> list[Check]:
     """Check the cloud project of the configuration, with the credentials on this machine."""
-    parsed = tpu_vm_settings(settings)
-    from tpufleet.providers.tpu_vm.preflight import Preflight, PreflightInput
+    from tpufleet.providers.tpu_vm.preflight import PreflightInput
 
-    wanted = PreflightInput(
-        settings=parsed,
-        bucket=settings.bucket or "",
-        public_url=settings.public_url or "",
-        server=settings.server or "",
-        ca_file=str(settings.ca_file or ""),
-        accelerators=accelerators or {},
-    )
-    return Preflight(wanted, google_rest(parsed)).run()
+    checks: list[Check] = []
+    for kind, parsed, rest in _preflights(settings):
+        wanted = PreflightInput(
+            settings=parsed,
+            emulated=parsed.emulated,
+            bucket=settings.bucket or "",
+            public_url=settings.public_url or "",
+            server=settings.server or "",
+            ca_file=str(settings.ca_file or ""),
+            accelerators=accelerators or {},
+        )
+        # What both providers need is shown once.
+        checks += [check for check in kind(wanted, rest).run() if check not in checks]
+    return checks
+
+
+def _preflights(settings: Config) -> Iterator[tuple[type[Preflight], Any, GoogleRest]]:
+    """Of the providers that are configured."""
+    from tpufleet.providers.compute.preflight import ComputePreflight
+    from tpufleet.providers.tpu_vm.preflight import Preflight
+
+    if settings.tpu_vm is not None or settings.compute is None:
+        parsed = tpu_vm_settings(settings)
+        yield Preflight, parsed, google_rest(parsed)
+    if settings.compute is not None:
+        yield ComputePreflight, *_compute_project(settings.compute)
+
+
+def google_project(settings: Config) -> tuple[GoogleSettings, GoogleRest]:
+    """The cloud project of the configuration, and its APIs."""
+    if settings.tpu_vm is None and settings.compute is not None:
+        return _compute_project(settings.compute)
+    parsed = tpu_vm_settings(settings)
+    return parsed, google_rest(parsed)
+
+
+def _compute_project(section: Mapping[str, Any]) -> tuple[ComputeSettings, GoogleRest]:
+    from tpufleet.providers.compute import settings as compute
+    from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+
+    parsed = compute.parse(section)
+    return parsed, GoogleRest(parsed.endpoint, parsed.project)
 
 
 def tpu_vm_settings(settings: Config) -> TpuVmSettings:
     """The cloud project of the configuration."""
     if settings.tpu_vm is None:
-        raise BadInput(
-            f"no cloud project is configured\n  next: run `tpu init`, or set tpu_vm in "
-            f"{settings.config_file}"
-        )
+        raise no_project(f"tpu_vm in {settings.config_file}")
     with _tpu_vm_client():
         from tpufleet.providers.tpu_vm import settings as tpu_vm
     return tpu_vm.parse(settings.tpu_vm)

@@ -8,7 +8,7 @@ import os
 from typing import Any, Protocol
 
 from tpufleet.config import Config
-from tpufleet.errors import BadInput, Unreachable, optional_packages
+from tpufleet.errors import BadInput, Unreachable, optional_packages, unreachable
 from tpufleet.stores.base import Store
 
 _WRAPPED_KEY = "wrapped secrets key"  # in the store's metadata
@@ -78,7 +78,7 @@ class CloudKms:
                 f"{self._url}:{verb}", json=body, timeout=_TIMEOUT_SECONDS
             )
         except Exception as error:  # of the HTTP library or the credentials
-            raise Unreachable(f"Cloud KMS cannot be reached for {self.name}: {error}") from error
+            raise Unreachable(unreachable(f"Cloud KMS ({self.name})", error)) from error
         if response.status_code != 200:
             raise Unreachable(
                 f"Cloud KMS refused to {verb} with {self.name}: {response.status_code} "

@@ -12,33 +12,37 @@ from typing import Any
 import yaml
 
 from tpufleet.compose import host_bundle
-from tpufleet.compose.providers import google_rest, project_resources, tpu_vm_settings
+from tpufleet.compose.providers import google_project, project_resources
 from tpufleet.config import Config
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet.paid_resources import PaidResource
+from tpufleet.providers.tpu_vm import preflight_accounts
 from tpufleet.providers.tpu_vm.server_vm import Plan as Plan  # for the command
 from tpufleet.providers.tpu_vm.server_vm import ServerVm, ServerVmSettings
 from tpufleet.service.transport.auth import new_token as new_token  # for the command
 
 # Of a server; hosts can install the same bundle.
 SERVER_EXTRAS = "gcs,tpu-vm"
+INSTANCE_ADMIN = "roles/compute.instanceAdmin.v1"  # for slices of Compute Engine
 
 
 def server_vm(
     config: Config, *, zone: str | None, report: Callable[[str], None], **options: Any
 ) -> ServerVm:
     """In the cloud project of the configuration."""
-    parsed = tpu_vm_settings(config)
+    parsed, rest = google_project(config)
     if parsed.network:
         options["network"] = parsed.network_path
+    roles = {preflight_accounts.TPU_ADMIN: config.tpu_vm, INSTANCE_ADMIN: config.compute}
     settings = ServerVmSettings(
+        slice_roles=tuple(role for role, section in roles.items() if section is not None),
         project=parsed.project,
         zone=zone,
         default_zone=parsed.zones[0],
         subnetwork=parsed.subnetwork_path,
         **options,
     )
-    return ServerVm(google_rest(parsed), settings, report)
+    return ServerVm(rest, settings, report)
 
 
 def live_slices(config: Config, vm: ServerVm, report: Callable[[str], None]) -> list[PaidResource]:
@@ -66,12 +70,13 @@ def metadata(config: Config, bundle: tuple[str, str], token: str) -> dict[str, s
 
 def server_document(config: Config, bundle: str, checksum: str) -> dict[str, Any]:
     """The config file of the server: what this machine's has of the cloud and of limits."""
-    tpu_vm = dict(config.tpu_vm or {})
-    tpu_vm.setdefault("bundle", bundle)
-    tpu_vm.setdefault("bundle_sha256", checksum)
+    sections: dict[str, Any] = {"tpu_vm": config.tpu_vm, "compute": config.compute}
+    for name, section in sections.items():
+        if section is not None:
+            sections[name] = {"bundle": bundle, "bundle_sha256": checksum, **section}
     document = {
         "bucket": config.bucket,
-        "tpu_vm": tpu_vm,
+        **sections,
         "prices": config.prices,
         "budgets": config.budgets,
         "retention": config.retention,

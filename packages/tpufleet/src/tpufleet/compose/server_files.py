@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpufleet.config import Config
-from tpufleet.errors import BadInput, Conflict
+from tpufleet.errors import BadInput, Conflict, cannot_listen, readable_by_others, unreadable
 from tpufleet.service.transport.http_server import listen
 from tpufleet.stores.base import Store
 
@@ -71,20 +71,16 @@ def read_private_file(path: Path, setting: str) -> str:
     """Refuse a file that everyone can read."""
     try:
         if path.stat().st_mode & 0o007:
-            raise BadInput(f"{setting}: {path} can be read by everyone; run `chmod o= {path}`")
+            raise readable_by_others(path, setting)
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise BadInput(f"{setting}: cannot read {path} ({reason})") from error
+        raise unreadable(path, error, setting) from error
 
 
 def require_private(path: Path) -> None:
     """Refuse a file with secrets that other users can read, such as one from a backup."""
     if path.exists() and path.stat().st_mode & 0o077:
-        raise BadInput(
-            f"{path} can be read by other users; run `chmod 600 {path}`, and if others have access "
-            "to this machine, replace what it contains"
-        )
+        raise readable_by_others(path)
 
 
 def make_private(folder: Path) -> None:
@@ -155,7 +151,7 @@ def _listen(address: str) -> socket.socket:
     try:
         return listen(host.strip("[]"), int(port))
     except OSError as error:
-        raise BadInput(f"listen: cannot bind to {address}: {error.strerror}") from error
+        raise cannot_listen(address, error) from error
 
 
 def advertised_host(host: str) -> str:

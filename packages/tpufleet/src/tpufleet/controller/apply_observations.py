@@ -18,7 +18,7 @@ from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlic
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.tpu import type_lookup
 from tpufleet.policy.events import slice_event
-from tpufleet.policy.recovery import heartbeat_order, slice_observation
+from tpufleet.policy.recovery import heartbeat_order, liveness, slice_observation
 from tpufleet.policy.recovery.job_step import release_slice
 from tpufleet.policy.scheduling.source_choice import CapacitySource
 
@@ -88,7 +88,7 @@ class ObservationApplier:
             case InboxMessageKind.RETRY if message.job_id in self._working_set.jobs:
                 self._working_set.retries.add(message.job_id)
             case InboxMessageKind.HEARTBEAT if message.heartbeat is not None:
-                self._apply_heartbeat(message.heartbeat, now)
+                self._apply_heartbeat(message.heartbeat, message.at, now)
             case InboxMessageKind.HELD_SLICE_RELEASED if message.slice_id is not None:
                 held = self._working_set.slices.get(message.slice_id)
                 if held is not None and held.reserved_until is not None:
@@ -139,7 +139,7 @@ class ObservationApplier:
             self._working_set.record_events(replace(slice_event(released, now), by=by))
 
     # Hosts.
-    def _apply_heartbeat(self, heartbeat: Heartbeat, now: datetime) -> None:
+    def _apply_heartbeat(self, heartbeat: Heartbeat, sent_at: datetime, now: datetime) -> None:
         slice_id = slice_id_of(heartbeat.host_id)
         tpu_slice = self._working_set.slices.get(slice_id)
         if tpu_slice is None or tpu_slice.state is SliceState.GONE:
@@ -148,7 +148,9 @@ class ObservationApplier:
         before = self._working_set.hosts.get(slice_id, {}).get(index)
         if before is not None and heartbeat_order.is_superseded(heartbeat, before):
             return  # delivered late
-        self._working_set.put_host(_host_row(before, heartbeat, slice_id, index, now))
+        row = _host_row(before, heartbeat, slice_id, index, now)
+        offset = sent_at - heartbeat.at
+        self._working_set.put_host(replace(row, clock_offset=offset))
         if heartbeat.attempt_id and heartbeat.progress:
             known = self._working_set.progress.get(heartbeat.attempt_id)
             self._working_set.progress[heartbeat.attempt_id] = observe.merge_progress(
@@ -169,22 +171,34 @@ class ObservationApplier:
         expected = type_lookup.find(tpu_slice.accelerator).hosts
         if sum(1 for host in hosts.values() if host.up_at) < expected:
             return
-        reason = f"ready after {(now - tpu_slice.requested_at).total_seconds():.0f} s"
+        since = tpu_slice.silent_since or tpu_slice.requested_at
+        reason = f"ready after {(now - since).total_seconds():.0f} s"
         ready = replace(
             tpu_slice,
             state=SliceState.READY,
             reason=reason,
-            ready_at=now,
+            ready_at=tpu_slice.ready_at or now,
             idle_since=None if tpu_slice.job_id else now,
+            silent_since=None,
         )
         self._put(ready, tpu_slice, now)
-        self._record_grant(tpu_slice, now)
+        if tpu_slice.silent_since is None:
+            self._record_grant(tpu_slice, now)
 
     def _release_silent(self, host: HostId, now: datetime) -> None:
         tpu_slice = self._working_set.slices.get(slice_id_of(host))
-        if tpu_slice is None or tpu_slice.state not in (SliceState.READY, SliceState.DOOMED):
+        if tpu_slice is None:
             return
-        reason = f"no heartbeat from host {host.rpartition('/')[2]}"
+        index = int(host.rpartition("/")[2])
+        if liveness.may_return(tpu_slice):
+            self._put(liveness.await_return(tpu_slice, index, now), tpu_slice, now)
+            tpu_slice = self._working_set.slices[tpu_slice.id]
+        if tpu_slice.state is SliceState.BOOTING and tpu_slice.silent_since is not None:
+            silent = self._working_set.hosts[tpu_slice.id][index]
+            self._working_set.put_host(replace(silent, up_at=None))
+        if tpu_slice.state not in (SliceState.READY, SliceState.DOOMED):
+            return
+        reason = f"no heartbeat from host {index}"
         self._put(
             release_slice(tpu_slice, tpu_slice.loss or LossReason.HOST_LOST, reason, now),
             tpu_slice,
@@ -365,4 +379,5 @@ def _host_row(
         notice=heartbeat.notice,
         up_at=before.up_at if before and before.up_at else now,
         environment=heartbeat.environment,
+        startup=heartbeat.startup,
     )

@@ -11,12 +11,15 @@ from tpufleet.controller import server_contact
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.fleet.bootstrap import BootstrapReport
-from tpufleet.model.fleet.slices import LossReason, SliceState, TpuSlice
+from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlice
 from tpufleet.model.job.jobs import JobId
 from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values.records import replace
 from tpufleet.policy.events import slice_event
 from tpufleet.policy.recovery import liveness
+
+# Of a slice about which nothing new is known: only the time passes.
+RECHECK_INTERVAL = timedelta(seconds=1)
 
 
 class FutileJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +37,8 @@ class BootMonitor:
         self._working_set = working_set
         self._settings = settings
         self._server_url = server_url
+        # Slice → what was known about it, and when it was checked.
+        self._checked: dict[SliceId, tuple[tuple[object, ...], datetime]] = {}
 
     def check(self, now: datetime) -> list[FutileJob]:
         """Jobs to fail."""
@@ -41,14 +46,36 @@ class BootMonitor:
         for refusal in working_set.refusals.unreachable():
             if refusal.server_url != self._server_url:
                 server_contact.restored(working_set, refusal.provider, now)
+        booting = list(working_set.slices_by_state[SliceState.BOOTING])
         checked = [
             self._check_slice(working_set.slices[slice_id], now)
-            for slice_id in list(working_set.slices_by_state[SliceState.BOOTING])
+            for slice_id in booting
+            if self._is_due(slice_id, now)
         ]
+        self._checked = {each: self._checked[each] for each in booting}
         return [futile for futile in checked if futile is not None]
+
+    def _is_due(self, slice_id: SliceId, now: datetime) -> bool:
+        working_set = self._working_set
+        facts = (
+            working_set.slices[slice_id],
+            len(working_set.hosts.get(slice_id, {})),
+            working_set.bootstrap.get(slice_id, ()),
+        )
+        known, checked_at = self._checked.get(slice_id, ((), now))
+        if known == facts and checked_at <= now < checked_at + RECHECK_INTERVAL:
+            return False
+        self._checked[slice_id] = (facts, now)
+        return True
 
     def _check_slice(self, tpu_slice: TpuSlice, now: datetime) -> FutileJob | None:
         working_set = self._working_set
+        if tpu_slice.silent_since is not None:
+            job = working_set.jobs.get(tpu_slice.job_id) if tpu_slice.job_id else None
+            unwanted = job is not None and job.cancel_requested_by and not tpu_slice.pool
+            if unwanted or liveness.stays_silent(tpu_slice, now, working_set.present_since):
+                working_set.release_slice(tpu_slice, LossReason.HOST_LOST, tpu_slice.reason, now)
+            return None
         connected = len(working_set.hosts.get(tpu_slice.id, {}))
         reports = working_set.bootstrap.get(tpu_slice.id, ())
         failure = self._failure(tpu_slice, connected, reports, now)

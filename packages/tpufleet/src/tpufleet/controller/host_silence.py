@@ -69,7 +69,7 @@ class HostSilence:
         silent = [
             host
             for host in liveness.silent_hosts(self._silences, self._current, limit, uptime)
-            if slice_id_of(host) in by_slice
+            if slice_id_of(host) in by_slice and working_set.is_up(host)
         ]
         return self._within_limit(silent, by_slice, uptime) if silent else []
 

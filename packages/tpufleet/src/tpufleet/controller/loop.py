@@ -18,7 +18,7 @@ from tpufleet.controller.host_silence import HostSilence
 from tpufleet.controller.leadership import Installation, LeadershipTerm
 from tpufleet.controller.observe import Observation
 from tpufleet.controller.placement_inputs import ControllerSettings
-from tpufleet.errors import DatabaseUnreachable, Fenced, Unreachable
+from tpufleet.errors import DatabaseUnreachable, Fenced, Unreachable, unexpected
 from tpufleet.model.fleet.hosts import host_id
 from tpufleet.model.fleet.server_status import CONTROLLER_REPORT, ControllerReport
 from tpufleet.model.fleet.slices import SliceId, SliceState
@@ -63,7 +63,7 @@ class Controller:
         bootstrap_token: Callable[[SliceId], str],
         settings: ControllerSettings | None = None,
         new_name: Callable[[], str] = lambda: secrets.token_hex(4),
-        on_commit: Callable[[], None] = lambda: None,
+        on_commit: Callable[[ChangeSet], None] = lambda change: None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -191,7 +191,7 @@ class Controller:
         ]
         if gone:
             self._store.delete_heartbeats(gone)
-        self._on_commit()
+        self._on_commit(change)
 
     def act(self) -> None:
         self._current_term().act()
@@ -242,7 +242,7 @@ class Controller:
             except DatabaseUnreachable:
                 pass  # logged by its store
             except Exception:
-                log.exception("unexpected error in a controller tick; continuing")
+                log.exception(unexpected("running a controller tick"))
             rest = 2 * (time.monotonic() - started)
             self._stopping.wait(min(max(rest, MIN_REST), MAX_REST))
             if self._changed.wait(self._seconds_until_due()):

@@ -207,6 +207,8 @@ def merge_progress(one: Progress | None, other: Progress) -> Progress:
         at=max(moments, default=None),
         message=later.message,
         metrics=later.metrics,
+        save_seconds=max(one.save_seconds, other.save_seconds),
+        output_at=max(filter(None, (one.output_at, other.output_at)), default=None),
     )
 
 

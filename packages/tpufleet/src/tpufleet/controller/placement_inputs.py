@@ -54,6 +54,7 @@ class PlacementInputs:
         return placement.PendingJob(
             job=view.job,
             missing=missing,
+            optional=view.has_enough,
             sources=self._allowed_sources(spec),
             held_source=None if held is None else _source_of(held),
             rejected=self._working_set.rejections.get(view.job.id, {}),

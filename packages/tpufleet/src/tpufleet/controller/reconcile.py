@@ -155,7 +155,7 @@ class Reconciler:
     def _fail_futile_jobs(self, now: datetime) -> None:
         for futile in self._boots.check(now):
             view = self._working_set.job_view(futile.job_id)
-            if view.attempt is None and not view.job.ended:
+            if view.attempt is None and not view.has_enough and not view.job.ended:
                 step = job_step.fail_job(view, futile.reason, futile.advice, now)
                 self._apply_step(step, view, now)
 
@@ -231,6 +231,9 @@ class Reconciler:
     def _wait(self, wait: placement.Wait, now: datetime) -> None:
         working_set = self._working_set
         job = working_set.jobs[wait.job_id]
+        if job.spec.min_slices < job.spec.max_slices and working_set.job_view(job.id).has_enough:
+            self._place_again_at(wait.until)  # it waits for nothing that it needs
+            return
         if wait.unsatisfiable:
             view = working_set.job_view(job.id)
             if view.attempt is None:

@@ -130,9 +130,16 @@ class WorkingSet:
         """How many hosts each slice that is up has."""
         return {
             slice_id: len(self.hosts.get(slice_id, ()))
-            for state in (SliceState.READY, SliceState.DOOMED)
+            for state in (SliceState.READY, SliceState.DOOMED, SliceState.BOOTING)
             for slice_id in self.slices_by_state[state]
+            if state is not SliceState.BOOTING or self.slices[slice_id].silent_since is not None
         }
+
+    def is_up(self, host: HostId) -> bool:
+        """Whether it reported, and has not been found to be silent."""
+        slice_id, _, index = host.rpartition("/")
+        known = self.hosts.get(SliceId(slice_id), {}).get(int(index))
+        return known is not None and known.up_at is not None
 
     def pool_slices(self, name: str) -> list[TpuSlice]:
         return [self.slices[slice_id] for slice_id in sorted(self.slices_by_pool.get(name, ()))]
@@ -265,7 +272,8 @@ class WorkingSet:
         if pending is None:
             self._pending.pop(job_id, None)
         else:
-            if job_id not in self._pending:
+            known = self._pending.get(job_id)
+            if known is None or known.optional != pending.optional:
                 self.placement_due = True
                 self._pending_sorted = False
             self._pending[job_id] = pending

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from tpufleet.errors import (
-    BadInput,
     BadRequest,
     Conflict,
     FleetError,
@@ -19,6 +18,7 @@ from tpufleet.errors import (
     PermissionMissing,
     ProviderUnavailable,
     RateLimited,
+    unreadable,
 )
 from tpufleet.kubernetes.watch_streams import WatchStreams
 
@@ -213,9 +213,7 @@ def _kubeconfig_errors(kubeconfig: Path | None) -> Iterator[None]:
     except (ConfigError, OSError, yaml.YAMLError, ValueError, LookupError, TypeError,
             AttributeError) as error:  # fmt: skip
         path = kubeconfig or "the default kubeconfig"
-        raise BadInput(
-            f"{path}: cannot load the kubeconfig: {error}; check it with `kubectl cluster-info`"
-        ) from error
+        raise unreadable(path, error, hint="check it with `kubectl cluster-info`") from error
 
 
 def _resource(kind: ResourceKind, *, status: bool = False) -> Any:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, TypeVar
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import cannot_listen, invalid
 
 if TYPE_CHECKING:
     from tpufleet.kubernetes.watch_cache import WatchCache
@@ -35,11 +35,11 @@ def listen(
     """A server on `HOST:PORT`, or `:PORT` for all interfaces. BadInput if it cannot listen."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
-        raise BadInput(f"invalid address {address!r}; write :8080 or 127.0.0.1:8080")
+        raise invalid(address, "HOST:PORT or :PORT", "127.0.0.1:8080")
     try:
         return server_class((host, int(port)), handler)
     except (OSError, OverflowError) as error:
-        raise BadInput(f"cannot listen on {address}: {error}") from error
+        raise cannot_listen(address, error) from error
 
 
 class ProbeServer:

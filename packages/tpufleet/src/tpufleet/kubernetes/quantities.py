@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import invalid
 
 PATTERN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|k|Ki|[MGTPE]i?)?")
 SCALES = {
@@ -17,6 +17,6 @@ def parse(quantity: str | int | float) -> float:
     """In cores, bytes or units."""
     match = PATTERN.fullmatch(str(quantity))
     if match is None:
-        raise BadInput(f"{quantity!r} is not a quantity; write 4, 500m or 16Gi")
+        raise invalid(quantity, "a quantity", "4, 500m or 16Gi")
     number, unit = match.groups()
     return float(number) * SCALES[unit or ""]

@@ -117,8 +117,8 @@ def create_namespaces(privileged: bool, more: int) -> None:
 
 
 def hide(hidden: list, visible: list, scratch: dict) -> None:
-    """Cover the hidden folders and files, except the visible folders inside them. Scratch folders,
-    given with their size, begin empty and end with the namespaces."""
+    """Cover the hidden folders and files, except the visible folders and links inside them. Scratch
+    folders, given with their size, begin empty and end with the namespaces."""
     kept = [(path, open_exactly(path)) for path in visible]
     covered = []
     for path, size in scratch.items():
@@ -131,8 +131,13 @@ def hide(hidden: list, visible: list, scratch: dict) -> None:
         elif os.path.exists(path):
             mount("/dev/null", path, flags=MS_BIND)
     for path, descriptor in kept:
-        os.makedirs(path, exist_ok=True)
-        mount(f"/proc/self/fd/{descriptor}", path, flags=MS_BIND | MS_REC)
+        if stat.S_ISLNK(os.fstat(descriptor).st_mode):
+            if not os.path.lexists(path):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.symlink(os.readlink("", dir_fd=descriptor), path)
+        else:
+            os.makedirs(path, exist_ok=True)
+            mount(f"/proc/self/fd/{descriptor}", path, flags=MS_BIND | MS_REC)
         os.close(descriptor)
     for path in covered:
         if os.path.ismount(path):  # not one that another one covers
@@ -179,9 +184,12 @@ def drop_capabilities() -> None:
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
-def keep_to_itself(limits: dict) -> None:
-    """What no namespace does: no keyring and no abstract socket that other jobs have, too. The
-    limits are for hosts whose control groups set none."""
+def keep_to_itself(limits: dict | None) -> None:
+    """What no namespace does, and every user may: no keyring and no abstract socket that other jobs
+    have, too. The limits are for hosts whose control groups set none. None: nothing of this."""
+    if limits is None:
+        return
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for name, value in limits.items():
         kind = getattr(resource, name)
         hardest = resource.getrlimit(kind)[1]
@@ -229,6 +237,7 @@ def run(settings: dict, argv: list) -> int:
                 file.write("0")
         if not settings["init"]:
             os.chdir(settings["folder"])
+            keep_to_itself(settings["limits"])
             execute(argv, settings["environment"])
         enter_namespaces(settings["init"])
         ignore_signals()
@@ -240,8 +249,7 @@ def run(settings: dict, argv: list) -> int:
                 drop_capabilities()
             if settings["user"]:
                 become(*settings["user"])
-            if settings["private"]:
-                keep_to_itself(settings["limits"])
+            keep_to_itself(settings["limits"])
             execute(argv, settings["environment"])
     except OSError as error:
         os.write(settings["errors"], f"{error.errno} {error.strerror}".encode())

@@ -14,7 +14,7 @@ from tpufleet.model.fleet.hosts import HostId, NoticeKind, Phase, Progress
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import DEFAULT_DURATION, Reservation
 from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState
-from tpufleet.model.job.attempts import Attempt, AttemptState
+from tpufleet.model.job.attempts import Attempt, AttemptState, Recovery
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import Capacity, Job, JobId, JobState
 from tpufleet.model.job.metric_points import MetricPoint
@@ -87,7 +87,7 @@ class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
     requested_at: datetime
     ready_at: datetime | None
     gone_at: datetime | None
-    chips: int = 0  # an older server does not send it
+    chips: int
     reserved_for: str | None = None  # kept for this user after a failure
     reserved_until: datetime | None = None
     node: str = ""  # adopted: the name of the node that a person made
@@ -102,6 +102,9 @@ class JobDetail(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[JobRow, ...]  # resumed from it, or run again
     processes: int = 1  # hosts of all its slices: one log each
     files_deleted_at: datetime | None = None  # its code, logs and results
+    recoveries: tuple[Recovery, ...] = ()  # from a fault to the next step
+    # Of each attempt, the share of its time in steps that count; None: not known.
+    goodput: tuple[float | None, ...] = ()
 
 
 class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):

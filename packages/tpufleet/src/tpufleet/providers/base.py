@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from tpufleet.errors import BadInput, BadRequest, NoCapacity
+from tpufleet.errors import BadInput, BadRequest, NoCapacity, not_found
 from tpufleet.model.fleet.cloud_slices import CloudSlice, ExpectedSlice
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
@@ -50,7 +50,7 @@ def out_of_capacity(accelerator: str, capacity: str, zone: str, detail: str = ""
 
 
 def no_such_slice(slice_id: SliceId) -> BadRequest:
-    return BadRequest(f"no slice {slice_id!r}; list them with `tpu inventory slices`")
+    return BadRequest(str(not_found("slice", slice_id, "inventory slices")))
 
 
 def find_type(accelerator: str) -> Accelerator:
@@ -59,6 +59,16 @@ def find_type(accelerator: str) -> Accelerator:
         return type_lookup.find(accelerator)
     except BadInput as error:
         raise BadRequest(str(error)) from error
+
+
+def require_zone(zone: str, configured: Sequence[str], setting: str) -> None:
+    if zone not in configured:
+        known = ", ".join(configured)
+        raise BadRequest(f"zone {zone} is not configured (zones: {known}); add it to {setting}")
+
+
+def no_capacity_within(age: timedelta) -> str:
+    return f"no capacity within {int(age.total_seconds())} s"
 
 
 def refuse_adoption(order: Order, provider: str) -> None:

@@ -21,6 +21,7 @@ class Context:
     attempt: int = 0
     slice_index: int = 0
     num_slices: int = 1
+    max_slices: int = 1  # that the job asks for; an elastic one may run on fewer
     accelerator: str = ""
     chips: int = 0  # on this host; 0: unknown
     checkpoint_dir: str = "checkpoints"  # a folder that all processes share, or an object store
@@ -36,6 +37,7 @@ def context(environ: Mapping[str, str] | None = None) -> Context:
     """The context of this process."""
     environ = os.environ if environ is None else environ
     run_dir = environ.get("TPUFLEET_RUN_DIR")
+    num_slices = whole_number(environ, "MEGASCALE_NUM_SLICES", 1)
     here = Context(
         process_id=whole_number(environ, "TPUFLEET_PROCESS_ID", 0),
         num_processes=whole_number(environ, "TPUFLEET_NUM_PROCESSES", 1),
@@ -43,7 +45,8 @@ def context(environ: Mapping[str, str] | None = None) -> Context:
         job_id=environ.get("TPUFLEET_JOB_ID", "alone"),
         attempt=whole_number(environ, "TPUFLEET_ATTEMPT", 0),
         slice_index=whole_number(environ, "MEGASCALE_SLICE_ID", 0),
-        num_slices=whole_number(environ, "MEGASCALE_NUM_SLICES", 1),
+        num_slices=num_slices,
+        max_slices=max(num_slices, whole_number(environ, "TPUFLEET_MAX_SLICES", 1)),
         accelerator=environ.get("TPUFLEET_ACCELERATOR", ""),
         chips=whole_number(environ, "TPUFLEET_CHIPS", 0),
         checkpoint_dir=environ.get("TPUFLEET_CHECKPOINT_DIR") or os.path.abspath("checkpoints"),

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.runtime import profiling, stop_signal
+from tpufleet.runtime import profiling, progress_file, stop_signal
 from tpufleet.runtime.context import Context, context
 
 
@@ -20,6 +20,7 @@ def initialize(**options: Any) -> Context:
     here = context()
     if here.num_processes > 1:
         _join(here, options)
+    progress_file.report_imported()
     # After JAX, which may install a handler of its own.
     stop_signal.install_stop_handler()
     profiling.start_profile_listener()
@@ -35,12 +36,14 @@ def _join(here: Context, options: dict[str, Any]) -> None:
         )
     if _on_cpu(jax):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        coordinator_address=here.coordinator_address,
-        num_processes=here.num_processes,
-        process_id=here.process_id,
-        **options,
-    )
+    progress_file.report_imported()
+    with progress_file.timed(progress_file.CONNECT):
+        jax.distributed.initialize(
+            coordinator_address=here.coordinator_address,
+            num_processes=here.num_processes,
+            process_id=here.process_id,
+            **options,
+        )
 
 
 def _on_cpu(jax: Any) -> bool:

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from tpufleet.errors import BadInput, optional_packages
+from tpufleet.errors import invalid, optional_packages
 from tpufleet.runtime.bucket_urls import split_bucket_url
 from tpufleet.runtime.gcs_errors import (
     is_credentials_outage,
@@ -45,7 +45,7 @@ class Bucket:
     def __init__(self, url: str) -> None:
         scheme, bucket, folder = split_bucket_url(url)
         if scheme != "gs" or not bucket:
-            raise BadInput(f"{url!r} is not a Cloud Storage location; use gs://bucket/folder")
+            raise invalid(url, "a Cloud Storage location", "gs://bucket/folder")
         self.url = url.rstrip("/")
         self._prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
         self._name = bucket

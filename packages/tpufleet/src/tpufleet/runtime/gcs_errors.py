@@ -9,7 +9,13 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
-from tpufleet.errors import BadRequest, NotFound, PermissionMissing, ProviderUnavailable
+from tpufleet.errors import (
+    BadRequest,
+    PermissionMissing,
+    ProviderUnavailable,
+    missing,
+    no_credentials,
+)
 
 _PERMISSION = re.compile(r"storage\.[a-zA-Z]+\.[a-zA-Z]+(?= access|'? denied| is denied)")
 
@@ -61,13 +67,13 @@ def translate_errors(what: str) -> Iterator[None]:
     try:
         yield
     except exceptions.NotFound as error:
-        raise NotFound(f"{what} does not exist") from error
+        raise missing(what) from error
     except (auth.RefreshError, auth.TransportError) as error:
         if is_credentials_outage(error):
             raise ProviderUnavailable(f"{what}: {error}") from error
-        raise _no_credentials(what, error) from error
+        raise no_credentials(what, error) from error
     except auth.DefaultCredentialsError as error:
-        raise _no_credentials(what, error) from error
+        raise no_credentials(what, error) from error
     except (exceptions.Forbidden, exceptions.BadRequest) as error:
         if advice := _refusal(error):
             raise BadRequest(f"{what}: {error}; {advice}") from error
@@ -93,14 +99,6 @@ def _refusal(error: Any) -> str | None:
     """What to do about a refusal that no role changes. Uploads have Google's answer as text."""
     answer = f"{error} {error.errors}"
     return next((advice for sign, advice in _REFUSALS.items() if sign in answer), None)
-
-
-def _no_credentials(what: str, error: Exception) -> PermissionMissing:
-    return PermissionMissing(
-        f"{what}: no valid credentials: {str(error).rstrip('.')}; run "
-        "`gcloud auth application-default login` on the machine that uses the bucket, or give it a "
-        "service account"
-    )
 
 
 def is_credentials_outage(error: Exception) -> bool:

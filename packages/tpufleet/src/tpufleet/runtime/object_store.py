@@ -14,7 +14,7 @@ import uuid
 from pathlib import Path
 from typing import Protocol
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, missing
 from tpufleet.runtime import filesystem
 
 # Parallel requests to a bucket, where latency dominates.
@@ -81,7 +81,7 @@ class FolderStore:
         try:
             return (self.path / name).read_bytes()
         except FileNotFoundError:
-            raise NotFound(f"{self.path / name} does not exist") from None
+            raise missing(self.path / name) from None
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
         try:
@@ -89,7 +89,7 @@ class FolderStore:
                 file.seek(start)
                 return file.read(size)
         except FileNotFoundError:
-            raise NotFound(f"{self.path / name} does not exist") from None
+            raise missing(self.path / name) from None
 
     def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
         folder, _, head = prefix.rpartition("/")

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tpufleet.errors import unwritable
 from tpufleet.runtime.context import context
 
 REQUEST_FILE = "profile-request.json"
@@ -81,7 +82,7 @@ def _answer(run_dir: Path, request_id: str, seconds: float) -> None:
         draft.write_text(json.dumps({"error": error}))
         draft.replace(run_dir / reply_file(request_id))
     except OSError as problem:  # a full disk must not end the program
-        print(f"tpufleet: cannot write a profile: {problem}", file=sys.stderr)
+        print(f"tpufleet: {unwritable('a profile', problem)}", file=sys.stderr)
 
 
 def _record(run_dir: Path, request_id: str, seconds: float) -> None:

@@ -1,4 +1,5 @@
-"""Progress reports, written to `progress.json`; cheap enough to call at every step."""
+"""Progress reports, written to `progress.json`; cheap enough to call at every step. With them goes
+how long this process was busy with other things: connecting, restoring, compiling, saving."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, SupportsFloat
 
+from tpufleet.errors import unwritable
 from tpufleet.runtime.context import context
 
 WRITE_SECONDS = 0.25  # between two writes; the last report is always written
@@ -21,6 +25,14 @@ WRITE_SECONDS = 0.25  # between two writes; the last report is always written
 RECENT_SECONDS = 5.0
 MAX_RECENT = 50
 MAX_RECENT_BYTES = 32 * 1024  # the agent ignores a file of more than 64 kB
+CONNECT, RESTORE, SAVE = "connect_seconds", "restore_seconds", "save_seconds"
+# What JAX and Orbax say themselves. Without tracing: functions in functions would count twice.
+_JAX_EVENTS = {
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "compile_seconds",
+    "/jax/core/compile/backend_compile_duration": "compile_seconds",
+    "/jax/orbax/read/blocking_duration_secs": RESTORE,
+    "/jax/orbax/write/blocking_duration_secs": SAVE,
+}
 
 
 def progress(
@@ -51,6 +63,46 @@ def progress(
 def report_checkpoint(step: int) -> None:
     """Report that the checkpoint of this step is complete."""
     _report({"checkpoint_step": step})
+
+
+_timings: dict[str, Any] = {}
+_timings_lock = threading.Lock()
+
+
+def report_imported() -> None:
+    """The program has imported what it needs; from now on JAX is listened to, if it is there."""
+    with _timings_lock:
+        if "imported_at" in _timings:
+            return
+        _timings["imported_at"] = datetime.now(UTC).isoformat()
+    if "jax" in sys.modules:
+        import jax.monitoring
+
+        jax.monitoring.register_event_duration_secs_listener(_on_jax_event)
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        _add(what, time.monotonic() - began)
+
+
+def _current_timings() -> dict[str, Any]:
+    with _timings_lock:
+        return dict(_timings)
+
+
+def _on_jax_event(event: str, duration_secs: float, **_: object) -> None:
+    if event in _JAX_EVENTS:
+        _add(_JAX_EVENTS[event], duration_secs)
+
+
+def _add(what: str, seconds: float) -> None:
+    with _timings_lock:
+        _timings[what] = round(_timings.get(what, 0.0) + seconds, 6)
 
 
 def _require_number(name: str, value: object) -> None:
@@ -131,6 +183,7 @@ class _Reporter:
         report = self._current | {
             "metrics": _numbers(self._current.get("metrics", {})) or None,
             "recent": self._recent_points(),
+            "timings": _current_timings(),
         }
         temporary = self._file.with_name(f".progress.{os.getpid()}.tmp")
         self._unwritten = False
@@ -139,7 +192,7 @@ class _Reporter:
             temporary.write_text(json.dumps(report))
             temporary.replace(self._file)
         except OSError as error:  # a full disk must not end the program
-            print(f"tpufleet: cannot write progress: {error}", file=sys.stderr)
+            print(f"tpufleet: {unwritable('progress', error)}", file=sys.stderr)
 
 
 _reporters: dict[Path, _Reporter] = {}

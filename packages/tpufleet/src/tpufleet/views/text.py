@@ -11,6 +11,7 @@ from tpufleet.model.api_types import JobExplanation, JobRow
 from tpufleet.model.events import Event
 from tpufleet.model.fleet.hosts import Progress
 from tpufleet.model.job.jobs import JobState
+from tpufleet.model.people.costs import Badput
 
 GOOD, BUSY, AMBER, BAD, QUIET = "green", "cyan", "dark_orange", "red", "dim"
 
@@ -24,13 +25,24 @@ COLOURS: dict[str, str] = {
         GOOD: ("ready", "finished"),
         "bold green": ("succeeded",),
         AMBER: ("recovering", "stopping", "doomed", "preempted", "maintenance", "superseded",
-                "host_lost", "lost"),
+                "resized", "host_lost", "lost"),
         BAD: ("hung", "user_error", "timeout", "out_of_hbm", "out_of_host_memory", "disk_full",
               "setup_failed"),
         "bold red": ("failed",),
     }.items()
     for state in states
 }  # fmt: skip
+
+BADPUT = {
+    Badput.PROGRAM_STARTUP: "start",
+    Badput.TPU_INITIALIZATION: "connecting",
+    Badput.CHECKPOINT_RESTORE: "restoring",
+    Badput.CHECKPOINT_SAVE: "saving",
+    Badput.WASTED_PROGRESS: "steps again",
+    Badput.INFRASTRUCTURE_RECOVERY: "recovery",
+    Badput.OTHER: "idle",
+    Badput.UNKNOWN: "unknown",
+}
 
 # Control characters but tab and newline; line separators; and the bidirectional controls of Unicode
 # (UAX #9), which show a text in another order than it has.
@@ -138,10 +150,16 @@ def progress(reported: Progress | None) -> str:
 
 
 def job_progress(row: JobRow, now: datetime | None = None) -> str:
-    """With the age of the last step, of a running job that has been silent for long."""
-    shown, at = progress(row.progress), row.progress.at if row.progress is not None else None
-    silent = at is not None and (now or datetime.now(UTC)) - at > SILENT_AFTER
-    return f"{shown}, {age(at, now)}" if silent and row.state is JobState.RUNNING else shown
+    """With the age of the last step, or else of the last output, of a running job that has been
+    silent for long."""
+    shown, reported = progress(row.progress), row.progress or Progress()
+    at = reported.at or reported.output_at
+    if at is None or row.state is not JobState.RUNNING:
+        return shown
+    silence = (now or datetime.now(UTC)) - at
+    if silence <= SILENT_AFTER:
+        return shown
+    return f"{shown}, {age(at, now)}" if reported.at else f"no output for {duration(silence)}"
 
 
 # By what programs print. `compiled` is over.

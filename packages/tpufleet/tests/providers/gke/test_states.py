@@ -415,6 +415,10 @@ RESERVED = {"type": "QuotaReserved", "status": "False", "message": "insufficient
 WAITS = {
     "no workload": (None, "Kueue has not queued it yet in LocalQueue training/tpu-training-jobs"),
     "no quota": ({"status": {"conditions": [RESERVED]}}, "Kueue: insufficient unused quota"),
+    "not considered": (
+        {"status": {}},
+        "Kueue has queued it in LocalQueue training/tpu-training-jobs, and not considered it yet",
+    ),
     "a check": (
         {"status": {"admissionChecks": [CHECK]}},
         "Kueue: quota is reserved, admission check flex-start: Provisioning Request waits",
@@ -426,6 +430,35 @@ WAITS = {
 def test_a_waiting_job_says_what_kueue_waits_for(workload, message):
     found = in_queue(workload)
     assert found.state is CloudState.PENDING and found.message.startswith(message)
+
+
+def waiting(name, age, priority=0, uid="", queue="q"):
+    return {
+        "metadata": {
+            "name": name, "namespace": "lab", "ownerReferences": [{"uid": uid}],
+            "creationTimestamp": f"2026-01-01T00:00:{59 - age}Z",
+        },
+        "spec": {"queueName": queue, "priority": priority},
+        "status": {"conditions": [RESERVED]},
+    }  # fmt: skip
+
+
+def test_a_waiting_job_says_what_is_before_it_in_its_queue():
+    admitted = waiting("admitted", 49)
+    admitted["status"] = {"conditions": [{"type": "QuotaReserved", "status": "True"}]}
+    others = [waiting(f"w{age}", age) for age in (3, 4, 5)]
+    last = waiting("last", 1, priority=-5)
+    urgent = waiting("urgent", 2, priority=9, uid="u")
+    queued = [admitted, *others, last, urgent, waiting("elsewhere", 9, queue="other")]
+    messages = {
+        workload["metadata"]["name"]: states.queue_message(workload, jobset())
+        for workload in states.explained(queued, {"u": "j-urgent"})
+    }
+    assert messages["urgent"] == "Kueue: insufficient unused quota"
+    assert messages["w5"].endswith("quota; 1 before it in LocalQueue lab/q: job j-urgent")
+    assert messages["last"].endswith(
+        "; 4 before it in LocalQueue lab/q: job j-urgent, Workload w5, Workload w4, …"
+    )
 
 
 def test_one_deleted_pod_is_named():

@@ -459,7 +459,7 @@ def test_a_host_fault_needs_a_valid_host(root, host):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order(accelerator="v5litepod-16"))
     provider.advance()
-    with pytest.raises(BadRequest, match="from 0 to 3"):
+    with pytest.raises(BadRequest, match="has hosts 0 to 3"):
         provider.inject(A, Fault.KILL_HOST, host)
     assert len(processes.leftovers(root)) == 4
 

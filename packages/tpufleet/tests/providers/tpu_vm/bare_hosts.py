@@ -43,7 +43,7 @@ class BareHosts(AgentHosts):
         machine = self._machines[name] = UbuntuHost(
             self._folder / name, self._bundle, "", metadata=self._metadata, name=name,
             chips=node.accelerator.chips_per_host, shared=self._shared,
-            environ={**ENVIRON, **self._environ},
+            environ={**ENVIRON, **self._environ}, exposed=True,
         )  # fmt: skip
         storage = {"TPUFLEET_STORAGE_URL": self._storage} if self._storage else {}
         self._start(lambda: machine.startup(node.template.metadata["startup-script"], **storage))

@@ -29,9 +29,10 @@ class Fleet:
         zones: tuple[str, ...],
         environ: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
+        provider: str = "tpu-vm",
         **emulator: Any,
     ) -> None:
-        self.folder = folder
+        self.folder, self.provider = folder, provider
         self.emulator = Emulator(zones=zones, agents_folder=folder / "machines", **emulator)
         self.emulator.start()
         self.zones = zones
@@ -40,19 +41,30 @@ class Fleet:
         self.tpu = Tpu(
             HOME=str(folder),
             TPUFLEET_HOME=str(home),
-            TPUFLEET_PROVIDER="tpu-vm",
+            TPUFLEET_PROVIDER=provider,
             **(environ or {}),
-            TPUFLEET_TPU_VM=json.dumps(
-                {
-                    "project": "my-project",
-                    "zones": zones,
-                    "endpoint": self.emulator.endpoint,
-                    "gang_patience": "5s",
-                    **(settings or {}),
-                }
-            ),
+            **{
+                f"TPUFLEET_{provider.upper().replace('-', '_')}": json.dumps(
+                    {
+                        "project": "my-project",
+                        "zones": zones,
+                        "endpoint": self._endpoint(),
+                        "gang_patience": "5s",
+                        **(settings or {}),
+                    }
+                )
+            },
         )
-        self._log = (folder / "server.log").open("w")
+        self._log = (folder / "server.log").open("a")
+        self._start_server()
+
+    def _endpoint(self) -> str:
+        compute = self.provider == "compute"
+        return self.emulator.project.url if compute else self.emulator.endpoint
+
+    def _start_server(self) -> None:
+        home = self.folder / "state"
+        (home / "server.json").unlink(missing_ok=True)
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tpufleet", "serve"],
             env={**os.environ, **self.tpu.environ},
@@ -60,6 +72,12 @@ class Fleet:
             stderr=subprocess.STDOUT,
         )
         self.until(lambda: (home / "server.json").exists(), "the server starts")
+
+    def kill_server(self) -> None:
+        """And start it again."""
+        self._server.kill()
+        self._server.wait()
+        self._start_server()
 
     def submit(self, *specs: dict[str, Any]) -> list[str]:
         """Submit jobs that run in the workload folder; returns their ids."""

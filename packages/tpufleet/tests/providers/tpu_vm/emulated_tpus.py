@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,11 +9,9 @@ from typing import Any
 
 from msgspec import structs
 
+from tests.providers.orders import order as order  # of all tests of providers
 from tpufleet.clocks import ManualClock
 from tpufleet.model.fleet.cloud_slices import CloudSlice
-from tpufleet.model.fleet.slices import SliceId
-from tpufleet.model.job.jobs import Capacity
-from tpufleet.providers.base import Order
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
@@ -98,28 +95,3 @@ class EmulatedTpus:
     def close(self) -> None:
         self.provider.close()
         self.emulator.close()
-
-
-def order(
-    *slices: str,
-    accelerator: str = "v5litepod-16",
-    zone: str = ZONE,
-    capacity: Capacity = Capacity.SPOT,
-    tokens: Sequence[str] | None = None,
-    **more: Any,
-) -> Order:
-    names = tuple(SliceId(name) for name in slices)
-    token_values = tokens or [f"token of {name}" for name in names]
-    return Order(
-        **{
-            "id": f"order-{slices[0] if slices else 'none'}",
-            "slices": names,
-            "accelerator": accelerator,
-            "zone": zone,
-            "capacity": capacity,
-            "tokens": dict(zip(names, token_values, strict=True)),
-            "server_url": "http://10.0.0.1:8470",
-            "fleet": "test",
-            **more,
-        }
-    )

@@ -170,9 +170,9 @@ def test_the_autostop_time_that_its_owner_set_still_holds(world):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"node": "other"}, "no TPU VM other in us-central1-a"),
+        ({"node": "other"}, "no TPU VM in us-central1-a named 'other'"),
         ({"accelerator": "v5litepod-8"}, f"TPU VM {NODE} is a v5e-16, and pool lab has v5e-8"),
-        ({"zone": OTHER_ZONE}, f"no TPU VM {NODE} in {OTHER_ZONE}"),
+        ({"zone": OTHER_ZONE}, f"no TPU VM in {OTHER_ZONE} named {NODE!r}"),
         ({"zone": "us-east1-c"}, "zone us-east1-c is not configured"),
     ],
     ids=["no such node", "another type", "another zone", "a zone of no provider"],
@@ -186,7 +186,7 @@ def test_what_cannot_be_adopted_is_refused(world, fields, message):
 
 def test_nodes_of_another_fleet_and_slices_of_this_one_are_refused(world):
     make_node(world, labels={"tpufleet-fleet": "theirs"})
-    with pytest.raises(BadRequest, match="belongs to the fleet theirs"):
+    with pytest.raises(BadRequest, match="belongs to another fleet"):
         adopt(world)
     world.provider.request(order("tpf-1"))
     world.pass_time(20)

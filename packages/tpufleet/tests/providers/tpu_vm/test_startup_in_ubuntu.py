@@ -179,7 +179,7 @@ def test_an_attached_disk_is_formatted_only_if_allowed_and_mounted_after_each_bo
 
 def test_a_machine_becomes_a_server_with_its_state_on_a_disk(bundle, tmp_path):
     """The script of `tpu deploy server` on Ubuntu, with a real disk, certificates and server."""
-    machine = UbuntuHost(tmp_path / "vm", bundle, "")
+    machine = UbuntuHost(tmp_path / "vm", bundle, "", exposed=True)
     try:
         machine.add_disk(size_mib=256, name="tpufleet-state")
         with socket.socket() as probe:
@@ -204,3 +204,18 @@ def test_a_machine_becomes_a_server_with_its_state_on_a_disk(bundle, tmp_path):
             machine.reboot()
     finally:
         machine.close()
+
+
+def test_a_host_reaches_what_the_test_gives_it_and_nothing_else(host, control_plane, bundle):
+    assert host.startup().returncode == 0
+    reach = lambda url: host.run("curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", url)
+    assert reach(control_plane.url).stdout != "000"
+    flavor = ["-H", "Metadata-Flavor: Google"]
+    path = "computeMetadata/v1/instance/attributes/tpufleet-server"
+    asked = host.run("curl", "-sS", *flavor, f"http://169.254.169.254/{path}")
+    assert asked.stdout == control_plane.url
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        hidden = f"http://127.0.0.1:{other.getsockname()[1]}"
+        assert "onnect" in reach(hidden).stderr and reach(hidden).returncode == 7
+    routes = host.run("cat", "/proc/net/route").stdout.splitlines()
+    assert len(routes) == 1, "the header: no route leaves the machine"

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.polling import wait_until
+from tests.providers.tpu_vm.host_network import METADATA_ADDRESS, HostNetwork, services_in
 from tpufleet.model.fleet import bootstrap
 from tpufleet.model.fleet.bootstrap import BootstrapReport
 from tpufleet.providers.tpu_vm import startup_script
@@ -86,7 +87,9 @@ INSTANCE = {
 class UbuntuHost:
     """`environ` is that of its services, as in the configuration of systemd; the `shared` folder is
     there under the same path. With a metadata server and a name there, its attributes are those
-    that somebody else puts."""
+    that somebody else puts. Its network is its own: it reaches the metadata server, and the
+    services of this machine that its attributes and variables name. `exposed`: it has the network
+    of this machine, and what it serves can be reached."""
 
     def __init__(
         self,
@@ -99,7 +102,11 @@ class UbuntuHost:
         name: str = "node",
         environ: Mapping[str, str] | None = None,
         shared: Path | None = None,
+        exposed: bool = False,
     ) -> None:
+        self._exposed = exposed
+        self._environ = dict(environ or {})
+        self._network: HostNetwork | None = None
         self.folder, self.name = folder, name
         self.root = folder / "root"
         self.root.mkdir(parents=True)
@@ -131,7 +138,13 @@ class UbuntuHost:
         (self.root / "usr/local/bin/systemctl").chmod(0o755)
         services = "".join(f"{key}={value}\n" for key, value in (environ or {}).items())
         (self.root / "etc/systemd/environment").write_text(services)
-        (self.root / "etc/resolv.conf").write_text(Path("/etc/resolv.conf").read_text())
+        if exposed:
+            (self.root / "etc/resolv.conf").write_text(Path("/etc/resolv.conf").read_text())
+        else:
+            (self.root / "etc/resolv.conf").write_text("")
+            (self.root / "etc/hosts").write_text(
+                f"127.0.0.1 localhost\n{METADATA_ADDRESS} metadata.google.internal\n"
+            )
         authorities = Path(os.environ.get("SSL_CERT_FILE", CERTIFICATES))
         if authorities.is_file():  # whom this machine trusts may depend on its network
             for path in (CERTIFICATES, "/usr/local/share/ca-certificates/machine.crt"):
@@ -148,13 +161,16 @@ class UbuntuHost:
 
     def power_on(self) -> None:
         self._init = subprocess.Popen(
-            ["unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "chroot",
-             self.root, "/bin/sh", "-c",
+            ["unshare", "--mount", "--pid", "--ipc", "--uts",
+             *([] if self._exposed else ["--net"]), "--fork", "--kill-child", "chroot", self.root,
+             "/bin/sh", "-c",
              "mount -t proc proc /proc && mount -t tmpfs tmpfs /run && exec sleep infinity"],
         )  # fmt: skip
         children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children")
         self._pid = wait_until(lambda: children.read_text().split()[:1])[0]
         wait_until(lambda: Path(f"/proc/{self._pid}/comm").read_text() == "sleep\n")
+        if not self._exposed:
+            self._network = HostNetwork(self._pid, f"{self.metadata.url}/{self.name}/0")
 
     def reboot(self) -> None:
         self.power_off()
@@ -162,6 +178,9 @@ class UbuntuHost:
 
     def power_off(self) -> None:
         """Every process of the machine ends."""
+        if self._network is not None:
+            self._network.close()
+            self._network = None
         if self._init is not None:
             self._init.kill()
             self._init.wait()
@@ -193,8 +212,8 @@ class UbuntuHost:
 
     def run(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["nsenter", "--target", self._pid, "--mount", "--pid", "--ipc", "--root", "--wd",
-             *command],
+            ["nsenter", "--target", self._pid, "--mount", "--pid", "--ipc", "--net", "--root",
+             "--wd", *command],
             env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **environ},
             capture_output=True, text=True, timeout=900,
         )  # fmt: skip
@@ -209,12 +228,14 @@ class UbuntuHost:
         storage = {}
         if self._bucket is not None:
             storage["TPUFLEET_STORAGE_URL"] = f"http://127.0.0.1:{self._bucket.server_port}"
-        return self.run(
-            "bash", "/startup.sh",
-            TPUFLEET_METADATA_URL=f"{self.metadata.url}/{self.name}/0",
-            **storage,
-            **environ,
-        )  # fmt: skip
+        storage |= environ
+        if self._network is None:
+            storage["TPUFLEET_METADATA_URL"] = f"{self.metadata.url}/{self.name}/0"
+        else:
+            attributes = (f"attributes/tpufleet-{name}" for name in ("server", "bundle"))
+            named = [self.metadata.read(self.name, 0, path) or "" for path in attributes]
+            self._network.give(services_in([*named, *storage.values(), *self._environ.values()]))
+        return self.run("bash", "/startup.sh", **storage)
 
     @property
     def report(self) -> BootstrapReport | None:

@@ -78,6 +78,7 @@ export function Jobs() {
     });
   const keys = useRef<(event: KeyboardEvent) => void>(() => undefined);
   keys.current = (event) => {
+    if (event.key === "Escape" && event.target === box.current) box.current?.blur();
     const typing = event.target instanceof HTMLElement && event.target.closest("input[type=search], textarea, select, dialog");
     if (typing || event.metaKey || event.ctrlKey || event.altKey) return;
     const row = shown[cursor];

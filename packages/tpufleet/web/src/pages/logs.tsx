@@ -1,5 +1,5 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { jobPath, listen } from "../api";
+import { jobPath, listen, parse } from "../api";
 import { plural, word } from "../format";
 import { Cli, Empty } from "../parts";
 
@@ -32,7 +32,7 @@ export function Logs({ id, processes, attempts }: { id: string; processes: numbe
     };
     const close = listen(`${jobPath(id)}/logs/stream?tail=5000&${selection}`, {
       line: (data) => {
-        const line = JSON.parse(data) as { host: number; line: string };
+        const line = parse<{ host: number; line: string }>(data);
         pending.push(host === "all" ? `[${line.host}] ${line.line}` : line.line);
         if (!waiting) waiting = window.setTimeout(flush, 100);
       },

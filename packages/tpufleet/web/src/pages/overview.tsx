@@ -1,7 +1,7 @@
 // The first tab of a job: why it waits or how it ended, attempts, cost, hosts.
-import type { CostRow, Explanation, JobDetail, JobRow, SourceRow } from "../api";
+import type { CostRow, Explanation, JobDetail, JobRow, Recovery, SourceRow } from "../api";
 import { jobPath } from "../api";
-import { amount, clock, duration, number, percent, plural, tone, usd, word } from "../format";
+import { BADPUT, amount, clock, duration, number, percent, plural, tone, usd, word } from "../format";
 import { Age, Cli, Empty, Facts, JobLink, Progress, SliceLink, State, Table, useData } from "../parts";
 import { now } from "../state";
 
@@ -130,9 +130,11 @@ function Cost({ id, state, ended }: { id: string; state: string; ended: boolean 
   const rows = data?.rows ?? [];
   const sum = (pick: (row: CostRow) => number) => rows.reduce((total, row) => total + pick(row), 0);
   const hours = sum((row) => row.chip_hours);
-  const useful = sum((row) => row.running - row.lost - row.unknown);
-  const lost = sum((row) => row.lost);
-  const unknown = sum((row) => row.unknown);
+  const useful = sum((row) => row.useful);
+  const spent = (kind: string) => sum((row) => row.badput[kind] ?? 0);
+  const unknown = spent("unknown");
+  const price = (row: CostRow) => row.usd_per_chip_hour ?? 0;
+  const kinds = Object.keys(BADPUT).filter((kind) => spent(kind) > 0);
   const dollars = sum((row) => row.chip_hours * (row.usd_per_chip_hour ?? 0));
   const simulated = rows.some((row) => row.simulated);
   const unpriced = rows.some((row) => row.usd_per_chip_hour === null);
@@ -151,17 +153,21 @@ function Cost({ id, state, ended }: { id: string; state: string; ended: boolean 
               ["Chip hours", amount(hours)],
               ["Goodput", hours && unknown < hours / 2 ? percent(useful / hours) : "not known"],
               ["Useful", `${amount(useful)} h`],
-              ["Repeated", `${amount(lost)} h`],
-              ["Starting and idle", `${amount(Math.max(0, hours - useful - lost - unknown))} h`],
+              ...kinds.map((kind): [string, string] => [
+                capital(BADPUT[kind]!),
+                `${amount(spent(kind))} h, ${usd(sum((row) => (row.badput[kind] ?? 0) * price(row)))}`,
+              ]),
             ]}
           />
-          <Bar parts={[["good", useful, "useful"], ["amber", lost, "repeated"], ["quiet", unknown, "unknown"]]} total={hours} />
+          <Bar parts={[["good", useful, "useful"], ["amber", hours - useful - unknown - spent("other"), "lost"], ["quiet", unknown, "unknown"]]} total={hours} />
           {unknown > 0.005 ? <p class="quiet">{amount(unknown)} chip hours ran without reporting steps.</p> : null}
         </>
       ) : null}
     </section>
   );
 }
+
+const capital = (name: string) => name.charAt(0).toUpperCase() + name.slice(1);
 
 function Bar({ parts, total }: { parts: [tone: string, value: number, name: string][]; total: number }) {
   let from = 0;
@@ -175,6 +181,12 @@ function Bar({ parts, total }: { parts: [tone: string, value: number, name: stri
       })}
     </svg>
   );
+}
+
+function recovered({ seconds, parts, lost_steps }: Recovery): string {
+  const taken = Object.entries(parts).map(([name, value]) => `${name} ${value.toFixed(1)} s`);
+  const again = lost_steps ? `, ${plural(lost_steps, "step")} again` : "";
+  return `next step ${seconds.toFixed(1)} s after the fault: ${taken.join(", ")}${again}`;
 }
 
 /** One bar for each attempt over the life of the job: waiting, starting, running. */
@@ -191,12 +203,14 @@ function Timeline({ detail, row }: { detail: JobDetail; row: JobRow }) {
           const running = each.running_at ? Date.parse(each.running_at) : null;
           const to = each.ended_at ? Date.parse(each.ended_at) : now.value;
           const colour = tone(each.end_reason ?? each.state);
+          const recovery = detail.recoveries?.find((one) => one.attempt === each.number);
           return (
             <li key={each.number}>
               <span class="name">
                 attempt {each.number} <State name={each.end_reason ?? each.state} />{" "}
                 <span class="quiet">
                   {running ? `ran ${duration(to - running)}` : `starting ${duration(to - from)}`}
+                  {detail.goodput?.[each.number] != null ? `, ${percent(detail.goodput[each.number]!)} useful` : ""}
                   {each.last_step !== null ? `, steps ${number(each.start_step ?? 0)} to ${number(each.last_step)}` : ""}
                   {each.end_reason && each.end_reason !== "finished" && each.checkpoint_step !== null
                     ? `, checkpoint at ${number(each.checkpoint_step)}`
@@ -209,6 +223,7 @@ function Timeline({ detail, row }: { detail: JobDetail; row: JobRow }) {
                 {running ? <rect x={share(running)} width={Math.max(0.3, share(to) - share(running))} height="4" class={colour} /> : null}
               </svg>
               {each.message ? <span class="quiet">{each.message}</span> : null}
+              {recovery ? <span class="quiet">{recovered(recovery)}</span> : null}
             </li>
           );
         })}

@@ -1,5 +1,5 @@
 import type { CostRow, Inventory, Pool } from "../api";
-import { amount, percent, plural, typeName, usd } from "../format";
+import { BADPUT, amount, percent, plural, typeName, usd } from "../format";
 import { Cli, Empty, Failure, JobLink, PoolLink, Share, Table, Title, useData, useFleetChange } from "../parts";
 import { isMe } from "../state";
 
@@ -107,9 +107,9 @@ export function Usage() {
                 { name: "Type", cell: (row) => typeName(row.accelerator) },
                 { name: "Capacity", cell: (row) => row.capacity },
                 { name: "Chip hours", kind: "number", cell: (row) => amount(row.chip_hours) },
-                { name: "Useful", kind: "number", cell: (row) => amount(row.running - row.lost - row.unknown) },
-                { name: "Repeated", kind: "number", cell: (row) => amount(row.lost) },
+                { name: "Useful", kind: "number", cell: (row) => amount(row.useful) },
                 { name: "Cost", kind: "number", cell: (row) => `${usd(dollars(row))}${row.simulated ? " simulated" : ""}` },
+                { name: "Not useful", kind: "text", cell: (row) => losses(row.badput, row.chip_hours, row.usd_per_chip_hour ?? 0) },
               ]}
             />
           </>
@@ -123,7 +123,7 @@ interface Sum {
   name: string;
   hours: number;
   useful: number;
-  lost: number;
+  badput: Record<string, number>; // dollars
   billed: number;
   simulated: number;
 }
@@ -132,10 +132,12 @@ function totals(rows: CostRow[], name: (row: CostRow) => string): Sum[] {
   const sums = new Map<string, Sum>();
   for (const row of rows) {
     const key = name(row);
-    const sum = sums.get(key) ?? { name: key, hours: 0, useful: 0, lost: 0, billed: 0, simulated: 0 };
+    const sum = sums.get(key) ?? { name: key, hours: 0, useful: 0, badput: {}, billed: 0, simulated: 0 };
     sum.hours += row.chip_hours;
-    sum.useful += row.running - row.lost - row.unknown;
-    sum.lost += row.lost;
+    sum.useful += row.useful;
+    for (const [kind, hours] of Object.entries(row.badput)) {
+      sum.badput[kind] = (sum.badput[kind] ?? 0) + hours * (row.usd_per_chip_hour ?? 0);
+    }
     if (row.simulated) sum.simulated += dollars(row);
     else sum.billed += dollars(row);
     sums.set(key, sum);
@@ -143,12 +145,23 @@ function totals(rows: CostRow[], name: (row: CostRow) => string): Sum[] {
   return [...sums.values()].sort((a, b) => b.hours - a.hours);
 }
 
+/** What cost most comes first; less than a hundredth of all is left out. */
+function losses(badput: Record<string, number>, all: number, price: number): string {
+  return (
+    Object.entries(badput)
+      .filter(([, value]) => value > 0 && value >= all / 100)
+      .sort((a, b) => b[1] - a[1])
+      .map(([kind, value]) => `${BADPUT[kind] ?? kind} ${usd(value * price)}`)
+      .join(", ") || "–"
+  );
+}
+
 function figures() {
   const column = (name: string, cell: (sum: Sum) => string) => ({ name, kind: "number" as const, cell });
   return [
     column("Chip hours", (sum) => amount(sum.hours)),
     column("Goodput", (sum) => (sum.hours ? percent(sum.useful / sum.hours) : "–")),
-    column("Repeated", (sum) => amount(sum.lost)),
     column("Cost", (sum) => [sum.billed || !sum.simulated ? usd(sum.billed) : "", sum.simulated ? `${usd(sum.simulated)} simulated` : ""].filter(Boolean).join(" + ")),
+    { name: "Not useful", kind: "text" as const, cell: (sum: Sum) => losses(sum.badput, sum.billed + sum.simulated, 1) },
   ];
 }

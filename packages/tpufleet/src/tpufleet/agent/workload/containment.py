@@ -85,7 +85,7 @@ class Containment:
     isolation_error: str = ""  # why they are not isolated although folders are to be hidden
     user: JobUser | None = None  # of all jobs; None: the user of the agent
     member_user: JobUser | None = None  # of jobs whose owner is no admin; None: as all jobs
-    private: bool = False  # attempts share nothing with other jobs, such as /tmp
+    private: bool = False  # attempts share as little with other jobs as this host allows
 
     @property
     def user_ids(self) -> tuple[int, int] | None:
@@ -94,7 +94,11 @@ class Containment:
     @property
     def covered(self) -> tuple[Path, ...]:
         """Folders and files that attempts see nothing of."""
-        return (*self.hidden, *(SCRATCH if self.private else ()))
+        return (*self.hidden, *self._scratch)
+
+    @property
+    def _scratch(self) -> Mapping[Path, str]:
+        return SCRATCH if self.private and self.isolated else MappingProxyType({})
 
     @property
     def weak(self) -> bool:
@@ -112,7 +116,10 @@ class Containment:
                 )
                 parts.append(f"jobs{whose} run as user {user.uid} ({user.name}){rest}")
         elif self.hidden:
-            parts.append(f"jobs can read the server's state ({self.isolation_error})")
+            parts.append(
+                "jobs can read the server's state, and share /tmp and shared memory "
+                f"({self.isolation_error})"
+            )
         offered = self.cgroup.controllers() if self.cgroup is not None else []
         if missing := [what for name, what in _LIMITS.items() if name not in offered]:
             parts.append(f"not limited on this host: {' and '.join(missing)} of jobs")
@@ -122,7 +129,7 @@ class Containment:
         """Of the jobs of an admin, or of those of other users."""
         if admin:
             return self
-        private = self.isolated and os.geteuid() == 0
+        private = bool(self.hidden) and sys.platform.startswith("linux")
         return replace(self, user=self.member_user or self.user, private=private)
 
     def open(self, folder: Path, checkpoint: str, shared: Sequence[Path] = ()) -> AttemptProcesses:
@@ -136,8 +143,9 @@ class Containment:
                 limits["memory.max"] = memory
             cgroup.limit(limits)
         if self.mechanism is not Mechanism.NAMESPACE and not self.isolated:
-            return AttemptProcesses(cgroup=cgroup, adopted=self.mechanism is Mechanism.MARKS)
-        if self.private and checkpoint.startswith("/"):
+            adopted = self.mechanism is Mechanism.MARKS
+            return AttemptProcesses(cgroup=cgroup, adopted=adopted, limits=self._process_limits())
+        if self._scratch and checkpoint.startswith("/"):
             self.require_visible(checkpoint)  # else it would end with the attempt
         own = [Path(os.path.realpath(path)) for path in (folder, *shared)]
         visible = [*own, *_visible_checkpoint(checkpoint, self.hidden)]
@@ -146,21 +154,21 @@ class Containment:
             _give_to(self.user.ids, visible)
             hidden, user = (*self.user.covered, *hidden), self.user.ids
             visible += self.user.needed
-        if self.private:
-            visible += [path for path in python_folders() if _below(path, SCRATCH)]
-        init = NamespaceInit(self.isolated, hidden, visible, SCRATCH if self.private else {})
+        visible += [path for path in python_folders() if _below(path, self._scratch)]
+        init = NamespaceInit(self.isolated, hidden, visible, self._scratch)
         return AttemptProcesses(
             cgroup=cgroup,
             init=init,
             isolated=self.isolated,
             user=user,
             home=folder,
-            private=self.private,
-            limits=self._process_limits() if self.private else {},
+            limits=self._process_limits(),
         )
 
-    def _process_limits(self) -> dict[str, int]:
-        """Of each process, where no control group limits the attempt."""
+    def _process_limits(self) -> dict[str, int] | None:
+        """Of each process, where no control group limits the attempt. None: not private."""
+        if not self.private:
+            return None
         offered = self.cgroup.controllers() if self.cgroup is not None else []
         memory = psutil.virtual_memory().total - MEMORY_FOR_AGENT
         limits = {"pids": ("RLIMIT_NPROC", MAX_PROCESSES), "memory": ("RLIMIT_DATA", memory)}
@@ -278,11 +286,9 @@ class AttemptProcesses:
         adopted: bool = False,
         user: tuple[int, int] | None = None,
         home: Path | None = None,
-        private: bool = False,
-        limits: Mapping[str, int] = MappingProxyType({}),
+        limits: Mapping[str, int] | None = None,
     ) -> None:
-        self._private = private
-        self._limits = limits
+        self._limits = limits  # of private attempts
         self._user = user
         self._home = home
         self._cgroup = cgroup
@@ -292,13 +298,14 @@ class AttemptProcesses:
 
     @property
     def wraps(self) -> bool:
-        return self._cgroup is not None or self._init is not None
+        return self._cgroup is not None or self._init is not None or self._limits is not None
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables that differ from those of the agent."""
         own = {"HOME": str(self._home), "USER": "", "LOGNAME": ""} if self._user else {}
-        return {**own, "TMPDIR": "/tmp"} if self._private else own
+        private = self._init is not None and self._limits is not None
+        return {**own, "TMPDIR": "/tmp"} if private else own
 
     def wrap(
         self,
@@ -318,8 +325,7 @@ class AttemptProcesses:
             "init": self._init.pid if self._init else 0,
             "isolated": self._isolated,
             "user": None if as_agent else self._user,
-            "private": self._private and not as_agent,
-            "limits": dict(self._limits),
+            "limits": None if as_agent else self._limits,
             "folder": str(folder),
             "errors": errors,
             "environment": environment,

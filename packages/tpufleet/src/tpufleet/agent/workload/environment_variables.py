@@ -8,7 +8,7 @@ from pathlib import Path
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import untrusted_files
 from tpufleet.agent.workload.attempt_folder import CERTIFICATES_FILE, TOKEN_FILE
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, unreadable
 from tpufleet.model.fleet.agent_protocol import Assignment
 
 # Also identifies every process of an attempt, including those that left its session.
@@ -77,6 +77,7 @@ def _identity(assignment: Assignment) -> dict[str, str]:
         "TPUFLEET_NUM_PROCESSES": str(assignment.num_processes),
         "TPUFLEET_JOB_ID": assignment.job_id,
         "TPUFLEET_ATTEMPT": str(assignment.number),
+        "TPUFLEET_MAX_SLICES": str(assignment.max_slices or assignment.num_slices),
         "TPUFLEET_ACCELERATOR": assignment.accelerator,
         "TPUFLEET_CHIPS": str(assignment.chips),
     }
@@ -168,5 +169,4 @@ def _read_secret(
         content = untrusted_files.read_named_by_job(path, MAX_SECRET_BYTES, hidden, user)
         return content.decode().removesuffix("\n")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise BadInput(f"secret {name}: cannot read {path} on this host: {reason}") from error
+        raise unreadable(f"{path} on this host", error, f"secret {name}") from error

@@ -7,7 +7,7 @@ import os
 import pwd
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -42,7 +42,8 @@ def find_user(name: str, folders: Sequence[Path]) -> JobUser:
     for path in required:
         if not _may_enter(path, uid, gid):
             raise ValueError(f"{name} has no access to {path}, which Python needs")
-    python = _outermost([*required, *(p for p in _package_folders() if _may_enter(p, uid, gid))])
+    packages = [path for path in _package_folders() if _may_enter(path, uid, gid)]
+    python = _outermost([*required, *packages, *_links_to_python()])
     covered: list[Path] = []
     for path in (*python, *(Path(os.path.realpath(folder)) for folder in folders)):
         closed = next((p for p in reversed(path.parents) if not _may_enter(p, uid, gid)), None)
@@ -53,8 +54,9 @@ def find_user(name: str, folders: Sequence[Path]) -> JobUser:
 
 
 def python_folders() -> list[Path]:
-    """What a job needs to run the Python of the agent, and to import what it can import."""
-    return _outermost([*_required_folders(), *_package_folders()])
+    """What a job needs to run the Python of the agent, and to import what it can import. Links
+    too."""
+    return _outermost([*_required_folders(), *_package_folders(), *_links_to_python()])
 
 
 def _required_folders() -> list[Path]:
@@ -65,6 +67,19 @@ def _package_folders() -> list[Path]:
     """Not the first of the list: it is the working directory, or that of the script."""
     names = {os.path.realpath(name) for name in sys.path[1:] if os.path.isdir(name)}
     return [Path(name) for name in names - {os.path.realpath(os.curdir)}]
+
+
+def _links_to_python() -> Iterator[Path]:
+    """Through which the Python of an environment is found, wherever they are."""
+    folder, names = Path("/"), list(reversed(Path(sys.executable).parts[1:]))
+    while names:
+        path = Path(os.path.normpath(folder / names.pop()))
+        if path.is_symlink():
+            yield path
+            names += [name for name in reversed(path.readlink().parts) if name != "/"]
+            folder = Path("/") if path.readlink().is_absolute() else folder
+        else:
+            folder = path
 
 
 def _outermost(paths: Sequence[Path]) -> list[Path]:

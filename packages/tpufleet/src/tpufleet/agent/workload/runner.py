@@ -43,7 +43,7 @@ from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, FleetError, Unreachable
 from tpufleet.model.fleet.agent_protocol import Assignment
 from tpufleet.model.fleet.hosts import Exit, Phase, Progress, ProgressPoint
-from tpufleet.model.job.attempts import EnvironmentReport
+from tpufleet.model.job.attempts import EnvironmentReport, Startup
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import IMAGES_REFUSED
 from tpufleet.model.values.redaction import Redactor
@@ -91,6 +91,8 @@ class Workload:
         self.environment: EnvironmentReport | None = None  # once it is ready
         self._context = context
         self._containment = context.containment.for_owner(admin=assignment.owned_by_admin)
+        self._assigned_at = context.clock.now()
+        self._started_at: datetime | None = None  # the command
         self._stop_reason = ""
         self._fault: EndReason | None = None
         self._stop = Event()
@@ -111,6 +113,28 @@ class Workload:
     @property
     def progress(self) -> Progress | None:
         return self._progress_reader.latest if self._progress_reader else None
+
+    @property
+    def startup(self) -> Startup | None:
+        """Of process 0, which the others wait for. A change is a message to the controller, so it
+        changes only with the first step, and with the first beyond those of earlier attempts."""
+        reader = self._progress_reader
+        if self._started_at is None or reader is None or self.assignment.process_id != 0:
+            return None
+        startup = Startup(assigned_at=self._assigned_at, started_at=self._started_at)
+        if (first := reader.first) is None:
+            return startup
+        timings = reader.timings_at_first
+        return replace(
+            startup,
+            imported_at=timings.imported_at,
+            connect_seconds=timings.connect_seconds,
+            restore_seconds=timings.restore_seconds,
+            compile_seconds=timings.compile_seconds,
+            stepped_at=first.at,
+            first_step=first.step,
+            advanced_at=reader.advanced_at,
+        )
 
     def points_after(self, moment: datetime | None) -> tuple[ProgressPoint, ...]:
         reader = self._progress_reader
@@ -329,6 +353,8 @@ class Workload:
         log.note(f"{name}: {_on_one_line(argv)}")
         log_start, is_setup = log.size, name != "command"
         assert self._container is not None
+        if not is_setup:
+            self._started_at = self._now()
         try:
             step = StepProcess(
                 self._program(argv),
@@ -527,6 +553,8 @@ class Workload:
             clock=self._context.clock,
             log_metrics=LogMetrics(log, self.assignment.metrics),
             list_folder=lambda path: self._containment.list_folder(path, checkpoint),
+            last_step=self.assignment.last_step,
+            log_size=lambda: log.size,
         )
 
     def _exit_without_process(self, message: str, *, stopped: bool = False) -> Exit:

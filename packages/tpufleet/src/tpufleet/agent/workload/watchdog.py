@@ -14,6 +14,7 @@ from pathlib import Path
 from tpufleet.agent import threads
 from tpufleet.agent.workload import processes
 from tpufleet.agent.workload.containment import Containment
+from tpufleet.errors import unexpected
 
 KILL_TIMEOUT_SECONDS = 30.0
 
@@ -52,7 +53,7 @@ def _serve(reader: int, containment: Containment) -> None:
         if not kill_leftovers(containment, sessions):
             threads.log("the watchdog could not kill every process of the workload")
     except BaseException:
-        threads.log_exception("unexpected error in the watchdog")
+        threads.log_exception(unexpected("watching the agent"))
     finally:
         os._exit(0)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from tpufleet.model.fleet.host_commands import HostCommand
 from tpufleet.model.fleet.hosts import Exit, HostId, NoticeKind, Phase, Progress, ProgressPoint
-from tpufleet.model.job.attempts import AttemptId, EnvironmentReport
+from tpufleet.model.job.attempts import AttemptId, EnvironmentReport, Startup
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobId
 
@@ -38,6 +38,7 @@ class Heartbeat:
     seq: int = 0  # increases with each heartbeat of this agent process; 0: not numbered
     protocol: int = PROTOCOL
     environment: EnvironmentReport | None = None  # once the Python of the attempt is ready
+    startup: Startup | None = None  # of process 0, once its command runs
     points: tuple[ProgressPoint, ...] = ()  # since the last answered heartbeat, oldest first
 
 
@@ -79,7 +80,9 @@ class Assignment:
     megascale_coordinator: str  # host of process 0
     chips: int  # on this host
     accelerator: str
+    last_step: int | None = None  # that earlier attempts have reported
     stop: EndReason | None = None  # set: stop the workload gracefully
+    stop_message: str = ""  # what the log says of it; empty: what `stop` means
     abort: bool = False  # it can complete no step: give it time only for a save that has begun
     python: str | None = None  # of the job's environment; see JobSpec
     dependencies: tuple[str, ...] | None = None
@@ -87,6 +90,7 @@ class Assignment:
     metrics: dict[str, str] = field(default_factory=dict)  # name → pattern for lines of the log
     owned_by_admin: bool = False  # who may act as the server's user anyway
     token: str = field(default="", repr=False)  # for its processes; empty once the agent reports it
+    max_slices: int = 0  # that the job asks for: `num_slices` may be fewer; 0: as many
     owner: str = ""  # caches on the host are apart by owner; empty: a server that does not say
 
 

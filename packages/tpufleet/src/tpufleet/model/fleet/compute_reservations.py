@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import invalid
 
 NAME_LABEL = "cloud.google.com/reservation-name"
 PROJECT_LABEL = "cloud.google.com/reservation-project"
@@ -55,8 +55,6 @@ class ComputeReservation(msgspec.Struct, frozen=True, kw_only=True):
 def parse(text: str) -> ComputeReservation:
     match = _PATH.fullmatch(text)
     if match is None:
-        raise BadInput(
-            f"{text!r} is not a reservation; write [projects/PROJECT/reservations/]NAME"
-            "[/reservationBlocks/BLOCK[/reservationSubBlocks/SUB_BLOCK]]"
-        )
+        block = "[/reservationBlocks/BLOCK[/reservationSubBlocks/SUB_BLOCK]]"
+        raise invalid(text, "a reservation", f"[projects/PROJECT/reservations/]NAME{block}")
     return ComputeReservation(**{key: value or "" for key, value in match.groupdict().items()})

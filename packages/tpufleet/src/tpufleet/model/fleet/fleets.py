@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, must_be
 from tpufleet.model.tpu import type_lookup
 
 # AI zones have names such as us-south1-ai1b.
@@ -80,9 +80,8 @@ def fleet_members(zones: Sequence[str], workers_per_zone: int) -> list[FleetMemb
     for zone in zones:
         check_zone(zone)
     if not 1 <= workers_per_zone <= MAX_WORKERS_PER_ZONE:
-        raise BadInput(
-            f"workers per zone: {workers_per_zone} is not between 1 and {MAX_WORKERS_PER_ZONE}"
-        )
+        expected = f"from 1 to {MAX_WORKERS_PER_ZONE}"
+        raise must_be(expected, workers_per_zone, "workers per zone")
     return [
         FleetMember(zone=zone, worker=worker)
         for zone in dict.fromkeys(zones)

@@ -92,6 +92,20 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     repaired: bool = False
     remedy: str = ""  # what a user can do
 
+    @classmethod
+    def ok(cls, check: str, message: str, remedy: str = "", repaired: bool = False) -> CheckResult:
+        return cls(check=check, health=Health.OK, message=message, remedy=remedy, repaired=repaired)
+
+    @classmethod
+    def warning(cls, check: str, message: str, impact: str, remedy: str = "") -> CheckResult:
+        return cls(
+            check=check, health=Health.WARNING, message=message, impact=impact, remedy=remedy
+        )
+
+    @classmethod
+    def failed(cls, check: str, message: str, impact: str = "", remedy: str = "") -> CheckResult:
+        return cls(check=check, health=Health.FAILED, message=message, impact=impact, remedy=remedy)
+
 
 class DiagnosticReport(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[CheckResult, ...]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, NewType
-
-import msgspec
+from typing import NewType
 
 from tpufleet.model.fleet.slices import SliceId
-from tpufleet.model.job.attempts import AttemptId, EnvironmentReport
+from tpufleet.model.job.attempts import AttemptId, EnvironmentReport, Moment, Startup
 from tpufleet.model.job.end_reasons import EndReason
-from tpufleet.model.values.bounds import MAX_NUMBER
+from tpufleet.model.values.bounds import Seconds, StepNumber
 
 HostId = NewType("HostId", str)  # "{slice}/{index}"
 
@@ -44,7 +42,7 @@ class NoticeKind(StrEnum):
 class Exit:
     """How a workload ended on one host. Reported once its whole process group is gone."""
 
-    at: datetime
+    at: Moment
     during_setup: bool = False
     status: int | None = None  # exit status; None when a signal ended it
     signal: int | None = None
@@ -75,6 +73,8 @@ class Host:
     notice: NoticeKind | None = None
     up_at: datetime | None = None  # first heartbeat; None until then
     environment: EnvironmentReport | None = None  # of its attempt
+    startup: Startup | None = None  # of its attempt, by its own clock
+    clock_offset: timedelta = timedelta(0)  # from its clock to that of the server
 
 
 # A late heartbeat of an agent that is gone is recognised this many restarts later.
@@ -82,7 +82,6 @@ MAX_PAST_BOOTS = 8
 
 
 # What no program counts to is refused, and no database could hold it.
-StepNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +94,8 @@ class Progress:
     at: datetime | None = None
     message: str = ""
     metrics: dict[str, float] | None = None
+    save_seconds: Seconds = 0.0  # so far, for saving checkpoints
+    output_at: datetime | None = None  # when it last wrote to its log
 
 
 # In `progress.json` and in one heartbeat. A program that reports faster is thinned.
@@ -112,10 +113,22 @@ class ProgressPoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramTimings:
+    """What a program that uses `tpufleet.runtime` did besides steps, so far."""
+
+    imported_at: Moment | None = None
+    connect_seconds: Seconds = 0.0
+    restore_seconds: Seconds = 0.0
+    compile_seconds: Seconds = 0.0
+    save_seconds: Seconds = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressFile(Progress):
     """`progress.json`: the latest report, and those shortly before it."""
 
     recent: tuple[ProgressPoint, ...] = ()  # oldest first
+    timings: ProgramTimings = ProgramTimings()
 
     @property
     def latest(self) -> Progress:
@@ -126,6 +139,7 @@ class ProgressFile(Progress):
             at=self.at,
             message=self.message,
             metrics=self.metrics,
+            save_seconds=self.timings.save_seconds,
         )
 
 

@@ -10,6 +10,7 @@ from tpufleet.errors import BadInput, BadRequest, NoCapacity, Permanent, QuotaEx
 from tpufleet.model.fleet.slices import TpuSlice
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.job.pod_settings import PodSettings
+from tpufleet.model.tpu.type_lookup import short_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,15 @@ class Pool:
     def admits(self, user: str, *, is_admin: bool) -> bool:
         """Whether the jobs and reservations of this user may have its slices."""
         return is_admin or not self.members or user in self.members
+
+    def excludes(self, user: str) -> str:
+        """Why it does not admit this user."""
+        return f"{user} is not a member of pool {self.name}; an admin can change its members"
+
+    def mismatch(self, accelerator: str) -> str:
+        """Why a job of another type cannot run in it."""
+        has, needs = short_name(self.accelerator), short_name(accelerator)
+        return f"pool {self.name} has {has} slices, but the job needs {needs}"
 
     def provides(self, tpu_slice: TpuSlice, settings: str = "") -> bool:
         """Whether it would request such a slice now. False for one from before a change.

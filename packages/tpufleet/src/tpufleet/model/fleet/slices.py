@@ -75,6 +75,7 @@ class TpuSlice:
     up_at: datetime | None = None  # the provider reported that its machines run: billing starts
     ready_at: datetime | None = None
     idle_since: datetime | None = None
+    silent_since: datetime | None = None  # a host that was up reports no more, and may come back
     fenced_at: datetime | None = None  # the provider reported that its machines no longer run
     lost_at: datetime | None = None  # when the loss was detected, or it was released
     gone_at: datetime | None = None

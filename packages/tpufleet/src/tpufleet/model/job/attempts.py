@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import NewType
+from typing import Annotated, NewType
+
+import msgspec
 
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobId
+from tpufleet.model.values.bounds import Seconds, StepNumber
 
 AttemptId = NewType("AttemptId", str)
 
@@ -38,6 +41,37 @@ class EnvironmentReport:
         )
 
 
+# A moment that says its time zone.
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Startup:
+    """How process 0 of an attempt came to its first step. None: not known, or not there yet."""
+
+    assigned_at: Moment  # its agent began with the code, the Python environment and setup
+    started_at: Moment  # the command
+    imported_at: Moment | None = None  # it called tpufleet.runtime.initialize
+    connect_seconds: Seconds = 0.0  # until jax.distributed had joined all processes
+    restore_seconds: Seconds = 0.0
+    compile_seconds: Seconds = 0.0
+    stepped_at: Moment | None = None  # it reported a step
+    first_step: StepNumber | None = None  # that step
+    advanced_at: Moment | None = None  # it reported a step beyond those of earlier attempts
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """From a fault to the first step beyond the last one before it."""
+
+    attempt: int  # that made this step
+    reason: EndReason  # why the attempt before it ended
+    fault_at: datetime
+    seconds: float
+    parts: dict[str, float]  # seconds, in order; those that took no time are left out
+    resumed_step: int | None = None
+    lost_steps: int | None = None  # made again
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
     id: AttemptId
@@ -53,9 +87,14 @@ class Attempt:
     # While it stops: a process is gone or hangs, so the others can complete no step.
     aborted: bool = False
     ended_at: datetime | None = None
+    # When the process failed that decided the verdict, or when the last progress was reported
+    # before a hang or the silence of a host; else as `stopping_at`.
+    fault_at: datetime | None = None
     end_reason: EndReason | None = None  # None while it is live
     message: str = ""  # the verdict: exit status, host and log line
     failed_host: str | None = None  # the host whose exit decided the verdict
+    # More slices are ready: it is stopped for them when it has a newer checkpoint than this one.
+    grows_after: int | None = None
     start_step: int | None = None  # latest checkpoint when it started
     checkpoint_step: int | None = None  # latest checkpoint when it ended
     last_step: int | None = None  # latest step when it ended
@@ -63,6 +102,8 @@ class Attempt:
     progress_message: str = ""
     progress_at: datetime | None = None
     metrics: dict[str, float] | None = None
+    save_seconds: float = 0.0  # of its time, for saving checkpoints
+    startup: Startup | None = None
     environment: EnvironmentReport | None = None  # of the slowest host; None: made without uv
 
     @property

@@ -25,6 +25,7 @@ class EndReason(StrEnum):
     CANCELLED = "cancelled"
     OVER_BUDGET = "over_budget"
     SUPERSEDED = "superseded"
+    RESIZED = "resized"
 
 
 # EX_DATAERR of sysexits.h: a program that exits with it is not run again.
@@ -111,7 +112,7 @@ END_REASONS: dict[EndReason, EndReasonInfo] = {
     ),
     EndReason.HUNG: EndReasonInfo(
         "no progress",
-        "the program reported progress, then none for `hung_after`",
+        "no progress, or output of a program that reports none, for `hung_after`",
         RetryBudget.HANG,
         "read `tpu logs JOB`; increase `hung_after` if the program was only slow",
     ),
@@ -134,5 +135,10 @@ END_REASONS: dict[EndReason, EndReasonInfo] = {
     EndReason.CANCELLED: EndReasonInfo("cancelled", "requested by a user", RetryBudget.NONE),
     EndReason.SUPERSEDED: EndReasonInfo(
         "superseded by a job of higher priority", "decided by placement", RetryBudget.FREE
+    ),
+    EndReason.RESIZED: EndReasonInfo(
+        "restarted on more slices",
+        "more slices of an elastic job were ready at a checkpoint",
+        RetryBudget.FREE,
     ),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
+from tpufleet.errors import must_be
 from tpufleet.model.job.jobs import JobSpec
 from tpufleet.model.job.spec_types import SHELL
 from tpufleet.model.values.names import label_from
@@ -24,10 +24,8 @@ _LAUNCHER = re.compile(
 def parse_job(document: Any) -> JobSpec:
     """BadInput has one line for each error: `path: what is wrong; what to write`."""
     if not isinstance(document, dict):
-        raise BadInput(
-            f"job: must be a mapping of fields, not {schema.quote(document)}; "
-            "write at least `command: …` and `accelerator: …`"
-        )
+        fields = "a mapping of fields, at least `command: …` and `accelerator: …`"
+        raise must_be(fields, document, "job")
     spec = schema.parse(JobSpec, document)
     return spec if spec.name else msgspec.structs.replace(spec, name=_name_from(spec.command))
 

@@ -7,7 +7,6 @@ searched in name, command, notes and tags. Case is ignored.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import re
 import shlex
@@ -19,7 +18,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid, no_value, too_long, unknown
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
 from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values import durations
@@ -117,7 +116,7 @@ STATE_GROUPS: dict[str, frozenset[JobState]] = {
 def parse_search(query: str, *, caller: str, now: datetime, zone: tzinfo = UTC) -> JobSearch:
     """BadInput names the term and what to write."""
     if len(query) > MAX_QUERY or "\0" in query:
-        raise BadInput(f"query: must be at most {MAX_QUERY} characters, without null characters")
+        raise too_long(MAX_QUERY, field="query")
     terms: list[SearchTerm] = []
     archived: bool | None = None
     for written in filter(None, _split(query)):
@@ -135,10 +134,7 @@ def parse_search(query: str, *, caller: str, now: datetime, zone: tzinfo = UTC) 
         elif comparison := _COMPARISON.fullmatch(term):
             terms.append(_metric_term(comparison, written, negated))
         elif keyed and "/" not in keyed[2]:  # a URL is text
-            near = difflib.get_close_matches(keyed[1], KEYS, n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            known = ", ".join((*KEYS, *_SYNONYMS))
-            raise BadInput(f"{written!r}: unknown key {keyed[1]!r}; {meant}known: {known}")
+            raise unknown("key", keyed[1], (*KEYS, *_SYNONYMS), repr(written))
         elif text := _folded(term):
             terms.append(TextTerm(text, negated))
     return JobSearch(tuple(terms), archived)
@@ -155,7 +151,7 @@ def _split(query: str) -> list[str]:
 
 def _archived(value: str, written: str) -> bool:
     if value != "archived":
-        raise BadInput(f"{written!r}: unknown; write is:archived")
+        raise unknown("value", value, ["archived"], repr(written))
     return True
 
 
@@ -164,7 +160,7 @@ def _field_term(
 ) -> FieldTerm:
     values = [value for value in text.split(",") if value]
     if not values:
-        raise BadInput(f"{written!r}: no value; write {field}:VALUE")
+        raise no_value(repr(written), f"{field}:VALUE")
     if field is SearchField.STATE:
         values = [state for value in values for state in _states(value, written)]
     elif field is SearchField.OWNER:
@@ -178,8 +174,8 @@ def _states(value: str, written: str) -> list[str]:
     if value in STATE_GROUPS:
         return sorted(state.value for state in STATE_GROUPS[value])
     if value not in {state.value for state in JobState}:
-        known = ", ".join([*(state.value for state in JobState), *STATE_GROUPS])
-        raise BadInput(f"{written!r}: unknown state {value[:40]!r}; known: {known}")
+        known = [*(state.value for state in JobState), *STATE_GROUPS]
+        raise unknown("state", value, known, repr(written))
     return [value]
 
 
@@ -198,10 +194,8 @@ def _metric_term(comparison: re.Match[str], written: str, negated: bool) -> Metr
         value = float(comparison[3])
     except ValueError as error:
         name, sign = comparison[1], comparison[2]
-        raise BadInput(
-            f"{written!r}: {comparison[3][:40]!r} is not a number; write {name}{sign}0.3, or "
-            f'"{written[:40]}" in quotation marks to search for the text'
-        ) from error
+        example = f'{name}{sign}0.3, or "{written[:40]}" to search for the text'
+        raise invalid(comparison[3], "a number", example, repr(written)) from error
     return MetricTerm(comparison[1], comparison[2], value, negated)
 
 
@@ -214,13 +208,13 @@ def _moment(text: str, written: str, now: datetime, zone: tzinfo) -> datetime:
     try:
         span = durations.parse(text)
         if span is None:
-            raise BadInput("write a duration such as 7d")
+            raise invalid(text, "a duration", "7d")
         moment = now - span
     except BadInput as error:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            raise BadInput(f"{written!r}: {error}; or a date such as 2026-01-31") from error
+            raise durations.nor_a_date(f"{written!r}: {error}") from error
     moment = moment if moment.tzinfo else moment.replace(tzinfo=zone)
     return min(max(moment, FIRST_DATE), LAST_DATE)
 

@@ -27,6 +27,8 @@ from tpufleet.model.job.spec_types import (
     PythonVersion,
     Reuse,
     SecretReference,
+    SliceRange,
+    Slices,
 )
 from tpufleet.model.tpu.type_lookup import TypeName
 from tpufleet.model.values import durations
@@ -80,7 +82,6 @@ TPU_VM_IMAGES_REFUSED = (
 )
 
 
-MAX_SLICES = 4096
 MAX_COUNT = 1_000_000
 MAX_ENVIRONMENT = 256 * 1024  # characters; Linux takes 2 MiB with all arguments by default
 _Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
@@ -99,6 +100,10 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
 
     def limit(self, budget: RetryBudget) -> int:
         return int(getattr(self, budget.value))
+
+
+# Where a job does not say it. It then applies to programs that report progress only.
+HUNG_AFTER = timedelta(minutes=30)
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,9 +193,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     slices: Annotated[
-        int,
-        Meta(ge=1, le=MAX_SLICES),
-        about("Number of slices that run together (multislice).", example="2"),
+        Slices,
+        about(
+            "Number of slices that run together (multislice). An elastic job names the fewest and "
+            "the most, and runs on as many of them as there are; `2-4` on the command line.",
+            example="{min: 2, max: 4}",
+            metavar="N",
+            style="value",
+        ),
     ] = 1
     capacity: Annotated[
         tuple[Capacity, ...],
@@ -216,8 +226,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Provider, ...],
         DISTINCT,
         about(
-            "Providers in order of preference: local, tpu-vm, gke.",
-            example="[tpu-vm, gke]",
+            "Providers in order of preference: local, tpu-vm, compute, gke.",
+            example="[compute, gke]",
             default="the server's providers",
             flag="--provider",
             metavar="NAME",
@@ -340,11 +350,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         durations.within(1),
         about(
             "Restart an attempt that stops reporting progress for this long. Applies once it has "
-            "reported progress; `none` disables it.",
+            "reported progress; with a value that is not the default also to its output, if it "
+            "never did. `none` disables it.",
             example="1h",
             style="set",
         ),
-    ] = timedelta(minutes=30)
+    ] = HUNG_AFTER
     pod: Annotated[
         PodSettings,
         about(
@@ -374,7 +385,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         about(
             "Metrics to read from the output of a program that reports none. Each value is a "
             "regular expression whose first group is the number; `step` and `total` are progress.",
-            example="{loss: 'loss: ([0-9.]+)', step: 'step ([0-9]+)'}",
+            example="{loss: 'loss: ([0-9.e+-]+)', step: 'step ([0-9]+)'}",
             flag="--metric",
             metavar="NAME=REGEX",
         ),
@@ -424,6 +435,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         for index, path in enumerate(paths):
             if path in paths[:index]:
                 yield f"mounts[{index}].path", f"{path} is used twice"
+
+    @property
+    def min_slices(self) -> int:
+        """Fewer cannot run it."""
+        return self.slices.min if isinstance(self.slices, SliceRange) else self.slices
+
+    @property
+    def max_slices(self) -> int:
+        """What it asks for."""
+        return self.slices.max if isinstance(self.slices, SliceRange) else self.slices
 
     @property
     def labels(self) -> dict[str, str]:

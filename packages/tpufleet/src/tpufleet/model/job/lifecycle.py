@@ -30,7 +30,7 @@ ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
 SLICE_TRANSITIONS: dict[SliceState, frozenset[SliceState]] = {
     S.REQUESTED: frozenset({S.BOOTING, S.READY, S.RELEASING, S.GONE}),
     S.BOOTING: frozenset({S.READY, S.DOOMED, S.RELEASING, S.GONE}),
-    S.READY: frozenset({S.DOOMED, S.RELEASING, S.GONE}),
+    S.READY: frozenset({S.BOOTING, S.DOOMED, S.RELEASING, S.GONE}),
     S.DOOMED: frozenset({S.RELEASING, S.GONE}),
     S.RELEASING: frozenset({S.GONE}),
     S.GONE: frozenset(),

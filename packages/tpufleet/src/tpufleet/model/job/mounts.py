@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
+from tpufleet.errors import invalid
 from tpufleet.schema import about
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -21,7 +21,7 @@ MOUNTED_BY_PROVIDER = frozenset({"gke"})
 def _parse_bucket(value: Any) -> str:
     name = str(value).removeprefix("gs://").rstrip("/")
     if not _BUCKET.fullmatch(name):
-        raise BadInput(f"{schema.quote(name)} is not the name of a bucket; for example my-data")
+        raise invalid(name, "the name of a bucket", "my-data")
     return name
 
 

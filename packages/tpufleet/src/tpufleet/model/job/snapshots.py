@@ -1,4 +1,4 @@
-"""Snapshots: the files of a working directory at submit, identified by a digest."""
+"""Snapshots: the files of a folder at submit, identified by a digest."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def require_path(path: str) -> str:
     """Raises BadInput unless this is a path inside a snapshot."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in path:
-        raise BadInput(f"snapshot: the path {path[:200]!r} points outside the snapshot")
+        raise _outside("path", path)
     too_deep = len(parts) > MAX_DEPTH
     if too_deep or max(map(_bytes, parts)) > MAX_NAME or _bytes(path) > MAX_PATH:
         raise BadInput(f"snapshot: the path {path[:200]!r}… is too long")
@@ -68,7 +68,7 @@ def require_unpackable(entries: Sequence[SnapshotEntry], folders: Iterable[str] 
     paths: set[str] = set()
     for entry in entries:
         if require_path(entry.path) in paths:
-            raise BadInput(f"snapshot: {entry.path[:200]!r} is a duplicate")
+            raise duplicate(entry.path)
         paths.add(entry.path)
     for folder in _folders((*paths, *(f"{each}/" for each in folders))):
         if folder in paths:
@@ -77,13 +77,25 @@ def require_unpackable(entries: Sequence[SnapshotEntry], folders: Iterable[str] 
     steps = 0
     for path, target in links.items():
         if not target or "\0" in target or _bytes(target) > MAX_PATH:
-            raise BadInput(f"snapshot: the link {path[:200]!r} points outside the snapshot")
+            raise _outside("link", path)
         outside, taken = _leads_outside(path, links)
         steps += taken
         if outside:
-            raise BadInput(f"snapshot: the link {path[:200]!r} points outside the snapshot")
+            raise _outside("link", path)
         if steps > MAX_LINK_STEPS:
             raise BadInput("snapshot: its links take too long to follow; replace them by files")
+
+
+def duplicate(path: str) -> BadInput:
+    return BadInput(f"snapshot: {path[:200]!r} is a duplicate")
+
+
+def not_stored(path: str) -> BadInput:
+    return BadInput(f"snapshot: {path[:200]!r} is neither a file nor a folder or symbolic link")
+
+
+def _outside(kind: str, path: str) -> BadInput:
+    return BadInput(f"snapshot: the {kind} {path[:200]!r} points outside the snapshot")
 
 
 def _folders(paths: Iterable[str]) -> set[str]:

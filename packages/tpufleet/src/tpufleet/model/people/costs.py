@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 
 import msgspec
 
@@ -11,6 +12,22 @@ from tpufleet.model.job.jobs import Capacity, JobId
 
 # Name in the store's metadata of the costs that are settled.
 SETTLED_COSTS = "settled_costs"
+
+
+class Badput(StrEnum):
+    """What billed time went into that was no useful step. The names are those of Google's library
+    ml-goodput-measurement, but for the last; what a program loads or prepares by itself is not
+    known apart from its steps and its start."""
+
+    PROGRAM_STARTUP = "program_startup"  # imports, compiling, everything until the first step
+    TPU_INITIALIZATION = "tpu_initialization"  # the processes connect
+    CHECKPOINT_RESTORE = "unproductive_checkpoint_restore_time"
+    CHECKPOINT_SAVE = "unproductive_checkpoint_save_time"
+    WASTED_PROGRESS = "wasted_progress_from_disruption"  # steps that were made again
+    # From a fault until the program of the next attempt starts.
+    INFRASTRUCTURE_RECOVERY = "infrastructure_recovery_from_disruption"
+    OTHER = "other"  # booting, setup, idle in a pool, the end of a program
+    UNKNOWN = "unknown"  # it ran, but neither finished nor reported its steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,15 +43,10 @@ class CostRow:
     capacity: Capacity
     slices: int
     chip_hours: float  # billed
-    running: float  # part of it: the command ran on every host
-    lost: float  # part of it: work that was repeated later
-    unknown: float = 0.0  # part of `running`: neither finished nor reported its steps
+    useful: float  # part of it: steps that count
+    badput: dict[Badput, float] = field(default_factory=dict)  # the other parts
     simulated: bool = False  # nothing is billed for it
     usd_per_chip_hour: float | None = None  # by the prices of the server; None: not known
-
-    @property
-    def useful(self) -> float:
-        return self.running - self.lost - self.unknown
 
 
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):

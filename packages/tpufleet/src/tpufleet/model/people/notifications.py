@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta, structs
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
-from tpufleet.schema import about, quote
+from tpufleet.errors import BadInput, not_allowed, quote
+from tpufleet.schema import about
 
 MAX_CHANNELS = 20  # of a user
 MAX_URL = 2000
@@ -150,8 +150,7 @@ def check_email(address: str, rules: NotificationRules) -> str:
     schema.check(_address, address)
     domain = address.rpartition("@")[2].lower()
     if rules.email_domains and domain not in rules.email_domains:
-        allowed = ", ".join(rules.email_domains)
-        raise BadInput(f"e-mail to {domain} is not allowed on this server; allowed: {allowed}")
+        raise not_allowed("e-mail", domain, rules.email_domains)
     return address
 
 

@@ -1,4 +1,4 @@
-"""Preferences of a user, kept on the server: settings, aliases, working directories, views.
+"""Preferences of a user, kept on the server: settings, aliases, numbered folders, views.
 
 Keys and meanings follow the `tpu` job manager that this program replaces.
 """
@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid, must_be, unknown
 
 SettingValue = bool | int | str
 LOCAL_ZONE = "local"
@@ -137,7 +137,7 @@ def parse_setting(key: str, value: SettingValue) -> SettingValue:
     """The value in the type of the setting; text is converted."""
     setting = SETTINGS.get(key)
     if setting is None:
-        raise BadInput(f"unknown setting {key[:40]!r}; known: {', '.join(SETTINGS)}")
+        raise unknown("setting", key, SETTINGS)
     text = str(value).strip()
     if isinstance(setting.default, bool):
         if text.lower() in ("true", "false", "1", "0", "yes", "no"):
@@ -150,7 +150,7 @@ def parse_setting(key: str, value: SettingValue) -> SettingValue:
     else:
         find_zone(text)
         return text
-    raise BadInput(f"{key}: must be {expected}, not {text[:40]!r}")
+    raise must_be(expected, text, key)
 
 
 def find_zone(name: str) -> tzinfo | None:
@@ -160,7 +160,5 @@ def find_zone(name: str) -> tzinfo | None:
     try:
         return ZoneInfo(_ZONES.get(name, name))
     except (ValueError, OSError, KeyError) as error:
-        raise BadInput(
-            f"time_zone: {name[:40]!r} is not a time zone; write local, us, cn, or a name such as "
-            "Europe/Berlin"
-        ) from error
+        example = "local, us, cn or Europe/Berlin"
+        raise invalid(name, "a time zone", example, "time_zone") from error

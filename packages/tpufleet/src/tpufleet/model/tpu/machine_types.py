@@ -1,4 +1,4 @@
-"""CPUs and memory of GKE's TPU machines, and how much of it pods get."""
+"""CPUs and memory of GKE's TPU machines, how much of it pods get, and which machines exist."""
 
 from __future__ import annotations
 
@@ -63,6 +63,27 @@ def may_exist(machine: str) -> bool:
     return shape in shapes and [int(each) for each in size if each.isdigit()] in [
         [known] for known in _SIZES[family]
     ]
+
+
+# https://cloud.google.com/compute/docs/gpus: the machines of each GPU type, by their beginning.
+_GPU_MACHINES = {
+    "nvidia-l4": "g2",
+    "nvidia-tesla-p4": "n1",
+    "nvidia-tesla-p100": "n1",
+    "nvidia-tesla-t4": "n1",
+    "nvidia-tesla-v100": "n1",
+    "nvidia-tesla-a100": "a2",
+    "nvidia-a100-80gb": "a2-ultragpu",
+    "nvidia-h100-80gb": "a3",
+    "nvidia-h100-mega-80gb": "a3-megagpu",
+    "nvidia-h200-141gb": "a3-ultragpu",
+    "nvidia-b200": "a4",
+}
+
+
+def gpu_machines(gpu: str) -> str:
+    """How their names begin; empty for a GPU that is not known here."""
+    return _GPU_MACHINES.get(gpu, "")
 
 
 def default_disk_type(machine: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -30,17 +30,31 @@ _AS_OF = "2025-06"
 _ON_DEMAND = {"v2": 1.125, "v3": 2.0, "v4": 3.22, "v5e": 1.2, "v5p": 4.2, "v6e": 2.7}
 
 
+# Of the billing catalogue in us-east5, where they are known.
+_CATALOGUE_SOURCE = "cloudbilling.googleapis.com, us-east5"
+_CATALOGUE_AS_OF = "2026-08"
+_CATALOGUE = {("v6e", Capacity.SPOT): 1.4033, ("v6e", Capacity.QUEUED): 1.35}
+
+
 class _PriceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    as_of: Annotated[
+        str,
+        schema.text("month or day", r"[0-9]{4}-[0-9]{2}(-[0-9]{2})?", example="2026-11"),
+        about("When they held."),
+    ] = ""
+    source: Annotated[str, Meta(max_length=200), about("Where they are from.")] = "config"
     prices: Annotated[
         dict[type_lookup.Generation, dict[Capacity, Annotated[float, Meta(ge=0)]]],
         about("Dollars for one chip and hour.", example="{v5e: {spot: 0.5}}"),
     ] = {}
 
 
-def price_table(
-    overrides: Mapping[str, Mapping[str, float]] | None = None,
-) -> dict[tuple[str, str], Price]:
-    """By generation and capacity type. `overrides` is as in a config file: {v5e: {spot: 0.5}}."""
+_ABOUT_ALL = ("as_of", "source")
+
+
+def price_table(overrides: Mapping[str, Any] | None = None) -> dict[tuple[str, str], Price]:
+    """By generation and capacity type. `overrides` is as in a config file: {v5e: {spot: 0.5}}, and
+    may have `as_of` and `source`."""
     prices: dict[tuple[str, str], Price] = {}
     for generation, usd in _ON_DEMAND.items():
         for capacity in Capacity:
@@ -54,12 +68,20 @@ def price_table(
                 if spot
                 else LIST_PRICE_SOURCE,
             )
-    chosen = schema.parse(_PriceSettings, {"prices": overrides}).prices
-    for generation, kinds in chosen.items():
+    for (generation, capacity), usd in _CATALOGUE.items():
+        prices[generation, capacity] = Price(
+            generation=generation, capacity=capacity, usd=usd,
+            as_of=_CATALOGUE_AS_OF, source=_CATALOGUE_SOURCE,
+        )  # fmt: skip
+    about_all = {key: value for key, value in (overrides or {}).items() if key in _ABOUT_ALL}
+    own = {key: value for key, value in (overrides or {}).items() if key not in _ABOUT_ALL}
+    chosen = schema.parse(_PriceSettings, {"prices": own, **about_all})
+    for generation, kinds in chosen.prices.items():
         for kind, usd in kinds.items():
             prices[generation, kind] = Price(
-                generation=generation, capacity=kind, usd=usd, as_of="", source="config"
-            )
+                generation=generation, capacity=kind, usd=usd,
+                as_of=chosen.as_of, source=chosen.source,
+            )  # fmt: skip
     return prices
 
 
@@ -76,7 +98,7 @@ def source_price(
 ) -> float | None:
     """USD per hour of all slices of a job, with this capacity type; None: no price is known."""
     usd = chip_hour_price(spec.accelerator, capacity, prices)
-    return None if usd is None else usd * type_lookup.find(spec.accelerator).chips * spec.slices
+    return None if usd is None else usd * type_lookup.find(spec.accelerator).chips * spec.max_slices
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +123,7 @@ def amount(value: float) -> str:
 def estimate(spec: JobSpec, prices: Mapping[tuple[str, str], Price]) -> Estimate:
     """With the first capacity type that the job prefers."""
     kind = type_lookup.find(spec.accelerator)
-    chips = kind.chips * spec.slices
+    chips = kind.chips * spec.max_slices
     price = prices.get((kind.generation, spec.capacity[0]))
     hourly = chips * price.usd if price is not None else None
     return Estimate(

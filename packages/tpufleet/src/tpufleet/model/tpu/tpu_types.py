@@ -35,15 +35,17 @@ _V5P = """
     4x12x76 4x8x116 4x4x236 12x16x20 4x4x244 4x8x124 12x12x28 16x16x16 4x20x52 8x12x44 8x8x68
     4x12x92 8x20x28 12x16x24 4x8x148 12x20x20 8x8x76 4x28x44 8x12x52 16x16x20 12x12x36 4x8x164
     12x16x28 4x20x68 4x8x172 4x12x116 8x16x44 12x20x24 4x28x52 8x8x92 4x12x124 4x8x188 4x20x76
-    16x16x24 12x24x24 16x20x28
+    16x16x24
 """
+# A pod of v5p has 8,960 chips, and its largest slice 6,144 (cloud.google.com/tpu/docs/v5p).
+_LARGER_THAN_V5P = "12x24x24 16x20x28 16x16x32 16x24x24"
 # By API prefix; types are listed in this order, and by size.
 _TOPOLOGIES = {
     "v5litepod": _SQUARES,
     "v4": "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16",
     "v5p": _V5P,
     "v6e": _SQUARES,
-    "tpu7x": f"1x1x1 {_V5P} 16x16x32 16x24x24",
+    "tpu7x": f"1x1x1 {_V5P} {_LARGER_THAN_V5P}",
     "v2": "2x2 4x4 8x8 8x16 16x16",
     "v3": "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32",
 }

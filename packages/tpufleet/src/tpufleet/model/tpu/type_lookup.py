@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid, quote, unknown
 from tpufleet.model.tpu import tpu_types
 
 
@@ -66,6 +66,22 @@ def spellings() -> dict[str, str]:
 
 
 @cache
+def _by_topology() -> dict[str, str]:
+    """`tpu7x-2x4x4`: cores or chips, which numbers count, do not matter there."""
+    prefixes = {prefix: (prefix, *aliases) for _, prefix, aliases, *_ in tpu_types.GENERATIONS}
+    return {
+        f"{prefix}-{kind.topology}": name
+        for name, kind in all_types().items()
+        for prefix in prefixes[name.rpartition("-")[0]]
+    }
+
+
+def _canonical(spelling: str) -> str | None:
+    wanted = spelling.strip().lower()
+    return spellings().get(wanted) or _by_topology().get(wanted)
+
+
+@cache
 def short_name(name: str) -> str:
     """As people write it: v5e-16, not v5litepod-16. Other text stays as it is."""
     prefix, _, size = name.rpartition("-")
@@ -75,27 +91,23 @@ def short_name(name: str) -> str:
 
 def find(spelling: str) -> Accelerator:
     """The type with this spelling, or an error that names the nearest one."""
-    canonical = spellings().get(spelling.strip().lower())
+    canonical = _canonical(spelling)
     if canonical is None:
-        raise _unknown(spelling, suggestion(spelling))
+        raise BadInput(f"unknown TPU type {quote(spelling)}{suggestion(spelling)}")
     return all_types()[canonical]
 
 
 def parse_name(value: Any) -> str:
     """The API name of a type in any spelling."""
     if not isinstance(value, str) or not re.fullmatch(r"[ -~]{1,40}", value):
-        raise _unknown(value, "; for example v5e-16")
+        raise invalid(value, "a TPU type", "v5e-16")
     return find(value).name
-
-
-def _unknown(value: Any, hint: str) -> BadInput:
-    return BadInput(f"unknown TPU type {schema.quote(value)}{hint}")
 
 
 def _parse_generation(value: Any) -> str:
     known = sorted({kind.generation for kind in all_types().values()})
     if value not in known:
-        raise BadInput(f"unknown generation; write one of {', '.join(known)}")
+        raise unknown("generation", value, known)
     return str(value)
 
 
@@ -104,7 +116,7 @@ TypeName = Annotated[str, schema.custom("TPU type", parse_name, {"type": "string
 
 
 def is_known(spelling: str) -> bool:
-    return spelling.strip().lower() in spellings()
+    return _canonical(spelling) is not None
 
 
 def suggestion(spelling: str) -> str:
@@ -114,7 +126,12 @@ def suggestion(spelling: str) -> str:
     siblings = [name for name in spellings() if name.rpartition("-")[0] == stem]
     if siblings and size.isdecimal() and len(size) <= 9:
         nearest = min(siblings, key=lambda name: abs(int(name.rpartition("-")[2]) - int(size)))
-        return f"; the nearest size is {nearest}"
+        chips = all_types()[spellings()[nearest]].chips
+        beyond = int(size) > int(nearest.rpartition("-")[2]) and nearest == max(
+            siblings, key=lambda name: int(name.rpartition("-")[2])
+        )
+        which = f"largest slice has {chips:,} chips:" if beyond else "nearest size is"
+        return f"; the {which} {nearest}"
     generation = next((letter for letter in stem if letter.isdecimal()), "")
     same = [name for name in spellings() if generation and generation in name.rpartition("-")[0]]
     close = difflib.get_close_matches(wanted, same or spellings(), n=1, cutoff=0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -15,6 +15,9 @@ from tpufleet.model.values.durations import MAX_DURATION
 T = TypeVar("T")
 
 MAX_NUMBER = 2**53  # the largest that every JSON reader represents exactly
+# What programs of users report. Both are checked when they are decoded.
+StepNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_DURATION.total_seconds())]
 FIRST_DATE = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_DATE = datetime(2500, 1, 1, tzinfo=UTC)
 

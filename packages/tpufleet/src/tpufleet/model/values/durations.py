@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid, must_be
 
 MAX_DURATION = timedelta(days=3650)
-FORMAT_HINT = "write 90s, 15m, 2h, 1d, 1h30m or a number of seconds"
+FORMAT_HINT = "90s, 15m, 2h, 1d, 1h30m or a number of seconds"
 
 _NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,6})?)"
 _SPAN = re.compile(rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?")
@@ -31,7 +31,7 @@ def within(least: int = 0, most: timedelta = MAX_DURATION, *, finite: bool = Fal
             raise BadInput("cannot be none; leave it out for the default")
         if span is not None and not timedelta(seconds=least) <= span <= most:
             shortest = to_builtin(timedelta(seconds=least))
-            raise BadInput(f"must be from {shortest} to {to_builtin(most)}, not {to_builtin(span)}")
+            raise must_be(f"from {shortest} to {to_builtin(most)}", to_builtin(span))
         return span
 
     written = {"type": ["string", "number"], "minimum": least}
@@ -47,7 +47,7 @@ def parse(value: Any) -> timedelta | None:
     elif isinstance(value, str):
         text = value.replace(" ", "").lower()
         if re.search(r"[0-9] *M$", value):
-            raise _not_a_duration(value, "write 1m for a minute, 30d for a month")
+            raise _not_a_duration(value, "1m for a minute, 30d for a month")
         if text == "none":
             return None
         seconds = _seconds_in(text, value)
@@ -64,14 +64,14 @@ def _seconds_in(text: str, original: str) -> float:
     match = _SPAN.fullmatch(text)
     if not text or match is None:
         shorter = _LONG_UNIT.sub(lambda match: match[1] + match[2][0], text)
-        hint = f"write {shorter}" if shorter and _SPAN.fullmatch(shorter) else FORMAT_HINT
+        hint = shorter if shorter and _SPAN.fullmatch(shorter) else FORMAT_HINT
         raise _not_a_duration(original, hint)
     parts = zip(match.groups(), _SECONDS, strict=True)
     return sum(float(amount) * seconds for amount, seconds in parts if amount)
 
 
 def _not_a_duration(value: Any, hint: str = FORMAT_HINT) -> BadInput:
-    return BadInput(f"{schema.quote(value)} is not a duration; {hint}")
+    return invalid(value, "a duration", hint)
 
 
 def to_builtin(span: timedelta | None) -> str | float:
@@ -86,3 +86,8 @@ def to_builtin(span: timedelta | None) -> str | float:
         amount, rest = divmod(rest, seconds)
         text += f"{amount}{unit}" if amount else ""
     return text or "0s"
+
+
+def nor_a_date(problem: object) -> BadInput:
+    """Where a date may be written too."""
+    return BadInput(f"{problem}; or a date such as 2026-01-31")

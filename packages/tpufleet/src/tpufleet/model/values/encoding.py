@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,19 +29,23 @@ def to_builtins(value: Any) -> Any:
 
 def from_json(data: bytes | str, kind: type[T], name: str = "") -> T:
     """`name`: what errors call it, where readers do not know the name of the type."""
-    try:
-        return _decoder(kind).decode(data)
-    except _DECODE_ERRORS as error:
-        called = name or getattr(kind, "__name__", str(kind))
-        raise BadInput(f"not a valid {called}: {error}") from error
+    return _checked(lambda: _decoder(kind).decode(data), name or _name(kind))
 
 
 def from_builtins(value: Any, kind: type[T]) -> T:
     _decoder(kind)  # resolves the type under the lock
+    return _checked(lambda: msgspec.convert(value, kind), _name(kind))
+
+
+def _checked(decode: Callable[[], T], name: str) -> T:
     try:
-        return msgspec.convert(value, kind)
+        return decode()
     except _DECODE_ERRORS as error:
-        raise BadInput(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
+        raise BadInput(f"not a valid {name}: {error}") from error
+
+
+def _name(kind: object) -> str:
+    return getattr(kind, "__name__", str(kind))
 
 
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import msgspec
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
-from tpufleet.schema import quote, suggest
+from tpufleet.errors import unknown
 
-PROVIDERS = ("local", "tpu-vm", "gke")
+PROVIDERS = ("local", "tpu-vm", "compute", "gke")
 MAX_ITEMS = 100  # of a list, such as the tags of a job
 DISTINCT = msgspec.Meta(max_length=MAX_ITEMS, extra_json_schema={"uniqueItems": True})
 _LABEL = r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?"
@@ -58,7 +57,7 @@ def _parse_provider(value: Any) -> str:
     near = difflib.get_close_matches(text, PROVIDERS, n=1, cutoff=0.75)
     if text in PROVIDERS or (re.fullmatch(_LABEL, text) and not near):
         return text
-    raise BadInput(f"unknown provider {quote(value)}{suggest(text, PROVIDERS)}")
+    raise unknown("provider", value, PROVIDERS)
 
 
 Provider = Annotated[

@@ -174,7 +174,7 @@ def budget_limit(job: Job, uses: Iterable[BudgetUse]) -> LimitReached | None:
 
 def billed_hours(spec: JobSpec, rows: Iterable[CostRow]) -> float:
     """Hours for which a slice of the job was billed, on average over its slices."""
-    chips = type_lookup.find(spec.accelerator).chips * spec.slices
+    chips = type_lookup.find(spec.accelerator).chips * spec.max_slices
     return sum(row.chip_hours for row in rows) / chips
 
 

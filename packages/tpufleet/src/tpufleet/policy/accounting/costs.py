@@ -1,19 +1,19 @@
-"""Chip hours by job: paid, running and lost. Derived from slices and attempts alone."""
+"""Chip hours by job: paid, useful, and what the rest went into. From slices and attempts alone."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from tpufleet.model.fleet.pools import CapacityRefusal, RefusalKind
 from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, LossReason, SliceId, TpuSlice
 from tpufleet.model.job.attempts import Attempt, AttemptId
-from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import Capacity, Job, JobId
-from tpufleet.model.people.costs import CostRow, SettledCosts, StockRow
+from tpufleet.model.people.costs import Badput, CostRow, SettledCosts, StockRow
 from tpufleet.model.tpu import type_lookup
+from tpufleet.policy.accounting import goodput
 
 HOUR = timedelta(hours=1)
 # After a notice, machines keep running (and are billed) until they are deleted.
@@ -27,9 +27,12 @@ _Key = tuple[JobId | None, str | None, str, Capacity, bool]
 class _Totals:
     slices: set[SliceId]
     paid: timedelta = timedelta(0)  # all in chips × time
-    running: timedelta = timedelta(0)
-    lost: timedelta = timedelta(0)
-    unknown: timedelta = timedelta(0)
+    badput: dict[Badput, timedelta] = field(default_factory=dict)
+
+    def add(self, time: timedelta, badput: Mapping[Badput, float]) -> None:
+        self.paid += time
+        for kind, share in badput.items():
+            self.badput[kind] = self.badput.get(kind, timedelta(0)) + time * share
 
 
 def paid_span(tpu_slice: TpuSlice, now: datetime) -> tuple[datetime, datetime] | None:
@@ -56,6 +59,17 @@ def account(
     """Every billed chip hour exactly once, largest row first. `reporting`: live attempts that have
     reported a step. `since` and `until`: only what was billed between them."""
     on_slice: dict[SliceId, list[Attempt]] = {}
+    attempts = list(attempts)
+    by_number = {(attempt.job_id, attempt.number): attempt for attempt in attempts}
+    all_spans: dict[AttemptId, list[goodput.Span]] = {}
+
+    def spans_of(attempt: Attempt) -> list[goodput.Span]:
+        if attempt.id not in all_spans:
+            after = by_number.get((attempt.job_id, attempt.number + 1))
+            reports = attempt.id in reporting
+            all_spans[attempt.id] = goodput.spans(attempt, now, reporting=reports, after=after)
+        return all_spans[attempt.id]
+
     for attempt in attempts:
         for slice_id in attempt.slices:
             on_slice.setdefault(slice_id, []).append(attempt)
@@ -66,7 +80,7 @@ def account(
             start, end = max(span[0], since or span[0]), min(span[1], until or span[1])
             span = (start, end) if start < end else None
         if span is not None:
-            _add_slice(tpu_slice, span, on_slice.get(tpu_slice.id, ()), sums, now, reporting)
+            _add_slice(tpu_slice, span, on_slice.get(tpu_slice.id, ()), sums, now, spans_of)
     rows = [_row(key, totals, jobs) for key, totals in sums.items()]
     return sorted(rows, key=lambda row: -row.chip_hours)
 
@@ -77,7 +91,7 @@ def _add_slice(
     attempts: Sequence[Attempt],
     sums: dict[_Key, _Totals],
     now: datetime,
-    reporting: Collection[AttemptId],
+    spans_of: Callable[[Attempt], list[goodput.Span]],
 ) -> None:
     chips = type_lookup.find(tpu_slice.accelerator).chips
 
@@ -90,23 +104,20 @@ def _add_slice(
 
     left = span[1] - span[0]
     for attempt in attempts:
-        held = _overlap(span, attempt.created_at, attempt.ended_at or now)
         used = totals_of(attempt.job_id)
-        used.paid += chips * held
-        left -= held
-        if attempt.running_at is not None:
-            ran = _overlap(span, attempt.running_at, attempt.ended_at or now)
-            used.running += chips * ran
-            used.lost += chips * ran * lost_share(attempt)
-            if not is_accountable(attempt) and attempt.id not in reporting:
-                used.unknown += chips * ran
+        for part in spans_of(attempt):
+            held = _overlap(span, part.begin, part.end)
+            used.add(chips * held, part.badput)
+            left -= held
     # Booting and waiting for the rest of a gang count for the job that holds the slice, if any.
     if tpu_slice.job_id is not None:
         waited = _waited(tpu_slice, span, attempts, now)
-        totals_of(tpu_slice.job_id).paid += chips * waited
+        own = [each.number for each in attempts if each.job_id == tpu_slice.job_id]
+        kind = goodput.before_program(min(own, default=0))
+        totals_of(tpu_slice.job_id).add(chips * waited, {kind: 1.0})
         left -= waited
     if left > timedelta(0):
-        totals_of(None).paid += chips * left
+        totals_of(None).add(chips * left, {Badput.OTHER: 1.0})
 
 
 def _waited(
@@ -126,21 +137,6 @@ def _waited(
     return max(held[1] - held[0] - used, timedelta(0))
 
 
-def is_accountable(attempt: Attempt) -> bool:
-    """Whether it is known how much of its work was useful: it finished, or reported its steps."""
-    return attempt.last_step is not None or attempt.end_reason is EndReason.FINISHED
-
-
-def lost_share(attempt: Attempt) -> float:
-    """The fraction of an ended attempt's work that came after its last checkpoint."""
-    if attempt.live or attempt.last_step is None or attempt.end_reason is EndReason.FINISHED:
-        return 0.0
-    start = attempt.start_step or 0
-    kept = max(attempt.checkpoint_step or start, start)
-    done = attempt.last_step - start
-    return min(1.0, max(0.0, (attempt.last_step - kept) / done)) if done > 0 else 0.0
-
-
 def by_owner(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
     """Sums, without the jobs."""
     sums: dict[tuple[str, str, str, Capacity, bool], CostRow] = {}
@@ -148,8 +144,12 @@ def by_owner(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
         key = (row.owner, row.pool or "", row.accelerator, row.capacity, row.simulated)
         added: dict[str, Any] = {}
         if other := sums.get(key):
-            summed = ("slices", "chip_hours", "running", "lost", "unknown")
+            summed = ("slices", "chip_hours", "useful")
             added = {name: getattr(row, name) + getattr(other, name) for name in summed}
+            kinds = {**row.badput, **other.badput}
+            added["badput"] = {
+                kind: row.badput.get(kind, 0.0) + other.badput.get(kind, 0.0) for kind in kinds
+            }
         sums[key] = replace(row, job_id=None, job_name="", **added)
     return tuple(sums[key] for key in sorted(sums))
 
@@ -209,8 +209,7 @@ def _row(key: _Key, totals: _Totals, jobs: Mapping[JobId, Job]) -> CostRow:
         capacity=key[3],
         slices=len(totals.slices),
         chip_hours=totals.paid / HOUR,
-        running=totals.running / HOUR,
-        lost=totals.lost / HOUR,
-        unknown=totals.unknown / HOUR,
+        useful=(totals.paid - sum(totals.badput.values(), timedelta(0))) / HOUR,
+        badput={kind: time / HOUR for kind, time in totals.badput.items() if time},
         simulated=key[4],
     )

@@ -8,9 +8,10 @@ deletion of its slices may still go on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
@@ -23,11 +24,15 @@ from tpufleet.model.job.jobs import Job, JobState
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.model.values.records import replace
 from tpufleet.policy.events import attempt_event, count_of, job_event, slice_event
-from tpufleet.policy.recovery import liveness, retries, verdicts
+from tpufleet.policy.recovery import elasticity, liveness, retries, verdicts
 from tpufleet.policy.recovery.retries import RETRY_BACKOFF, RetryAction, RetryDecision
 
 USABLE_STATES = frozenset({SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY})
+# How often the progress is read of an attempt that is stopped at its next checkpoint.
+CHECKPOINT_INTERVAL = timedelta(seconds=2)
 _LOST_UNNOTICED = frozenset({LossReason.HOST_LOST, LossReason.OUT_OF_MEMORY, LossReason.VANISHED})
+# Ends that are noticed a while after the fault.
+_SILENT = frozenset({EndReason.HUNG, EndReason.HOST_LOST})
 _END_STATES = {
     RetryAction.SUCCEED: JobState.SUCCEEDED,
     RetryAction.FAIL: JobState.FAILED,
@@ -58,6 +63,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
             for tpu_slice in self.slices.values()
             if tpu_slice.job_id == self.job.id and tpu_slice.state in USABLE_STATES
         )
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether it lacks no slice that it cannot run without."""
+        return len(self.usable_slices) >= self.job.spec.min_slices
 
     def slices_of(self, attempt: Attempt) -> list[TpuSlice]:
         return [self.slices[slice_id] for slice_id in attempt.slices if slice_id in self.slices]
@@ -97,7 +107,7 @@ def missing_slices(view: JobView, now: datetime) -> int:
         return 0
     if view.attempt is not None and not will_retry(view, view.attempt, now):
         return 0
-    return max(0, job.spec.slices - len(view.usable_slices))
+    return max(0, elasticity.missing(job.spec, len(view.usable_slices)))
 
 
 def fail_job(view: JobView, reason: str, advice: str, now: datetime) -> Step:
@@ -118,14 +128,15 @@ def _prepare(view: JobView, now: datetime) -> Step:
         over = replace(job, reason=job.over_limit, advice=advice)
         return end_job(view, Step(job=over), JobState.FAILED, EndReason.OVER_BUDGET, now)
     result = Step(job=job, wake_at=job.not_before if _is_backing_off(job, now) else None)
-    for tpu_slice in view.slices.values():
-        if tpu_slice.state is SliceState.DOOMED and tpu_slice.job_id == job.id:
-            loss = tpu_slice.loss or LossReason.PREEMPTED
-            result.slices.append(release_slice(tpu_slice, loss, tpu_slice.reason, now))
+    _release_doomed(view, result, now)
     gang = view.usable_slices
     ready = [tpu_slice for tpu_slice in gang if tpu_slice.state is SliceState.READY]
-    if len(ready) >= job.spec.slices and not _is_backing_off(job, now):
-        return _start_attempt(view, result, ready[: job.spec.slices], now)
+    if len(ready) >= job.spec.min_slices and not _is_backing_off(job, now):
+        until = elasticity.gathers_until(job.spec, gang, view.attempts)
+        # A moment that is further away was recorded before the clock was set back.
+        if until is None or not now < until <= now + elasticity.GATHER_FOR:
+            return _start_attempt(view, result, ready[: job.spec.max_slices], now)
+        result.wake_at = until
     # A request that the provider has not accepted is no news: it may be refused at once.
     gang = tuple(tpu_slice for tpu_slice in gang if tpu_slice.state is not SliceState.REQUESTED)
     if job.state in (JobState.QUEUED, JobState.WAITING):
@@ -160,8 +171,8 @@ def _start_attempt(view: JobView, result: Step, gang: list[TpuSlice], now: datet
         start_step=max(checkpoints, default=None),
     )
     message = (
-        f"starting attempt {number} on {len(gang)} × {short_name(job.spec.accelerator)} in "
-        f"{_sources(gang)}"
+        f"starting attempt {number} on {elasticity.size(job.spec, attempt.slices)} × "
+        f"{short_name(job.spec.accelerator)} in {_sources(gang)}"
     )
     result.job = replace(job, state=JobState.STARTING, reason=message, not_before=None)
     result.attempt = attempt
@@ -174,7 +185,9 @@ def _start_attempt(view: JobView, result: Step, gang: list[TpuSlice], now: datet
 
 
 def follow_attempt(view: JobView, attempt: Attempt, now: datetime) -> Step:
+    attempt = _record_startup(view, attempt, now)
     result = Step(job=view.job, attempt=attempt)
+    _release_doomed(view, result, now, keep=attempt.slices)
     _release_unresponsive_slices(view, attempt, result, now)
     if attempt.state is not AttemptState.STOPPING:
         attempt = _check_attempt(view, attempt, result, now)
@@ -219,6 +232,9 @@ def _check_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime)
         and all(host.phase in (Phase.RUNNING, Phase.EXITED) for host in reporting)
     ):
         message = f"attempt {attempt.number} running on {count_of(len(hosts), 'host')}"
+        if len(attempt.slices) < view.job.spec.max_slices:
+            size = elasticity.size(view.job.spec, attempt.slices)
+            message += f", {size} slices: {elasticity.cause((*view.attempts[:-1], attempt))}"
         result.attempt = attempt = replace(attempt, state=AttemptState.RUNNING, running_at=now)
         result.job = replace(view.job, state=JobState.RUNNING, reason=message)
         result.events.append(attempt_event(attempt, AttemptState.RUNNING, message, now))
@@ -227,6 +243,37 @@ def _check_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime)
         liveness.timeout_at(view.job, attempts),
         liveness.hung_at(view.job, attempts, view.progress, view.present_since),
     )
+    return _grow(view, attempts, result, now)
+
+
+def _grow(view: JobView, attempts: tuple[Attempt, ...], result: Step, now: datetime) -> Attempt:
+    """Stop an elastic attempt that could have more slices, right after a checkpoint."""
+    attempt, held = attempts[-1], view.usable_slices
+    grows_at = elasticity.grows_at(view.job.spec, attempts, held)
+    newest = view.progress.checkpoint_step if view.progress is not None else None
+    if grows_at is None or now < grows_at:
+        result.wake_at = _earliest(result.wake_at, grows_at)
+        if attempt.grows_after is not None:  # the slice is gone again
+            result.attempt = attempt = replace(attempt, grows_after=None)
+    elif attempt.grows_after is None:
+        result.attempt = attempt = replace(attempt, grows_after=newest or 0)
+        result.wake_at = _earliest(result.wake_at, now + CHECKPOINT_INTERVAL)
+    elif newest is None or newest <= attempt.grows_after:
+        result.wake_at = _earliest(result.wake_at, now + CHECKPOINT_INTERVAL)
+    else:
+        ready = sum(tpu_slice.state is SliceState.READY for tpu_slice in held)
+        message = (
+            f"{ready} of {view.job.spec.max_slices} slices are ready: continuing on them from "
+            f"step {newest}"
+        )
+        result.attempt = attempt = replace(
+            attempt,
+            state=AttemptState.STOPPING,
+            stopping_at=now,
+            stop_reason=EndReason.RESIZED,
+        )
+        result.job = replace(result.job, state=_stopping_state(view.job), reason=message)
+        result.events.append(attempt_event(attempt, EndReason.RESIZED, message, now))
     return attempt
 
 
@@ -243,6 +290,32 @@ def _record_environment(
     result.attempt = attempt = replace(attempt, environment=slowest)
     result.events.append(attempt_event(attempt, "setup", message, now))
     return attempt
+
+
+def _record_startup(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
+    """As process 0 reports it: when it has started, made a step, and made a new step."""
+    for host in view.hosts.get(attempt.slices[0], ()):
+        if host.index != 0 or host.attempt_id != attempt.id or host.startup is None:
+            continue
+        known, reported = attempt.startup, host.startup
+        if known is not None and [*map(bool, (known.stepped_at, known.advanced_at))] == [
+            *map(bool, (reported.stepped_at, reported.advanced_at))
+        ]:
+            continue
+        moments = ("assigned_at", "started_at", "imported_at", "stepped_at", "advanced_at")
+        changes: dict[str, Any] = {
+            name: _on_server_clock(at, host, attempt, now)
+            for name in moments
+            if (at := getattr(reported, name)) is not None
+        }
+        attempt = replace(attempt, startup=replace(reported, **changes))
+    return attempt
+
+
+def _on_server_clock(moment: datetime, host: Host, attempt: Attempt, now: datetime) -> datetime:
+    """Between the beginning of the attempt and now, whatever the clock of the host says."""
+    passed = moment - attempt.created_at + host.clock_offset
+    return attempt.created_at + min(max(passed, timedelta(0)), now - attempt.created_at)
 
 
 def _stop_reason(
@@ -275,7 +348,9 @@ def _stop_reason(
     if _is_due(liveness.timeout_at(job, attempts), now):
         return EndReason.TIMEOUT, f"time limit of {job.spec.timeout} reached; stopping"
     if _is_due(liveness.hung_at(job, attempts, view.progress, view.present_since), now):
-        return EndReason.HUNG, f"no progress for {job.spec.hung_after}; stopping"
+        silent = view.progress is None or view.progress.at is None
+        what = "progress or output" if silent else "progress"
+        return EndReason.HUNG, f"no {what} for {job.spec.hung_after}; stopping"
     return None, ""
 
 
@@ -286,7 +361,7 @@ def _is_incomplete(view: JobView, attempt: Attempt) -> bool:
     if attempt.stop_reason is EndReason.HUNG or set(attempt.slices) - view.slices.keys():
         return True
     return any(
-        tpu_slice.fenced or tpu_slice.loss in _LOST_UNNOTICED
+        tpu_slice.fenced or tpu_slice.silent_since or tpu_slice.loss in _LOST_UNNOTICED
         for tpu_slice in view.slices_of(attempt)
     ) or any(
         host.phase is Phase.IDLE or (host.exit is not None and _is_missing(host.exit))
@@ -305,7 +380,7 @@ def _release_unresponsive_slices(
     view: JobView, attempt: Attempt, result: Step, now: datetime
 ) -> None:
     """A slice with a host that did not report in time that it stopped is lost as a whole."""
-    if not _is_due(liveness.stop_deadline(view.job, attempt, view.present_since), now):
+    if not _is_due(_stop_deadline(view, attempt), now):
         return
     for tpu_slice in view.slices_of(attempt):
         if tpu_slice.state not in (SliceState.READY, SliceState.DOOMED):
@@ -323,6 +398,17 @@ def _release_unresponsive_slices(
             result.events.append(slice_event(released, now))
 
 
+def _stop_deadline(view: JobView, attempt: Attempt) -> datetime | None:
+    """Hosts that may come back are known to be silent by then; those that did are asked again."""
+    up = [host.up_at for host in view.hosts_of(attempt) if host.up_at]
+    reachable_since = max(
+        [*up, *([view.present_since] if view.present_since else [])], default=None
+    )
+    deadline = liveness.stop_deadline(view.job, attempt, reachable_since)
+    scarce = any(liveness.may_return(tpu_slice) for tpu_slice in view.slices_of(attempt))
+    return deadline + liveness.HOST_LOST_AFTER if deadline and scarce else deadline
+
+
 def _finish_stopping(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
     fenced = {tpu_slice.id for tpu_slice in view.slices_of(attempt) if tpu_slice.fenced}
     unknown = set(attempt.slices) - view.slices.keys()  # forgotten, because they are gone
@@ -334,7 +420,7 @@ def _finish_stopping(view: JobView, attempt: Attempt, result: Step, now: datetim
     ):
         _end_attempt(view, attempt, result, now)
         return
-    deadline = liveness.stop_deadline(view.job, attempt, view.present_since)
+    deadline = _stop_deadline(view, attempt)
     result.wake_at = leases_over_at if _is_due(deadline, now) else deadline
 
 
@@ -365,13 +451,13 @@ def _recover(
     )
     result.wake_at = result.job.not_before
     result.events.append(job_event(result.job, now))
-    release_all = (
-        decision.action is RetryAction.NEW_SLICES or ended.end_reason is EndReason.SUPERSEDED
-    )
+    if ended.end_reason is EndReason.SUPERSEDED:
+        release_job_slices(view, result, now)  # also what it held beside its gang
+        return
     unwanted = {
         tpu_slice.id
         for tpu_slice in view.slices_of(ended)
-        if release_all or tpu_slice.state is SliceState.DOOMED
+        if decision.action is RetryAction.NEW_SLICES or tpu_slice.state is SliceState.DOOMED
     }
     release_job_slices(view, result, now, only=unwanted)
 
@@ -379,11 +465,20 @@ def _recover(
 def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
     verdict = verdicts.judge(attempt, view.slices_of(attempt), view.hosts_of(attempt))
     progress = view.progress or Progress()
+    stopping_at = attempt.stopping_at or now
+    fault_at = stopping_at
+    failed = next((host for host in view.hosts_of(attempt) if host.id == verdict.failed_host), None)
+    if failed is not None and failed.exit is not None:
+        fault_at = _on_server_clock(failed.exit.at, failed, attempt, now)
+    elif verdict.reason in _SILENT and progress.at is not None:
+        fault_at = max(progress.at, attempt.created_at)
+    finished = verdict.reason is EndReason.FINISHED
     over_limit = verdict.reason is EndReason.OVER_BUDGET and view.job.over_limit
     return replace(
         attempt,
         state=AttemptState.ENDED,
         ended_at=now,
+        fault_at=None if finished else min(fault_at, stopping_at),
         end_reason=verdict.reason,
         message=over_limit or verdict.message,
         failed_host=verdict.failed_host,
@@ -393,6 +488,7 @@ def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
         progress_message=progress.message,
         progress_at=progress.at,
         metrics=progress.metrics,
+        save_seconds=progress.save_seconds,
     )
 
 
@@ -408,6 +504,17 @@ def release_slice(tpu_slice: TpuSlice, loss: LossReason, reason: str, now: datet
         reason=reason,
         lost_at=tpu_slice.lost_at or now,
     )
+
+
+def _release_doomed(
+    view: JobView, result: Step, now: datetime, keep: Collection[SliceId] = ()
+) -> None:
+    """Slices that no attempt uses, and none will."""
+    for tpu_slice in view.slices.values():
+        of_job = tpu_slice.job_id == view.job.id and tpu_slice.id not in keep
+        if of_job and tpu_slice.state is SliceState.DOOMED:
+            loss = tpu_slice.loss or LossReason.PREEMPTED
+            result.slices.append(release_slice(tpu_slice, loss, tpu_slice.reason, now))
 
 
 def release_job_slices(

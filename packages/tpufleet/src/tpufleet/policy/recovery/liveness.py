@@ -12,7 +12,7 @@ from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.model.fleet.hosts import HostId, Progress
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.attempts import Attempt, AttemptState
-from tpufleet.model.job.jobs import Job
+from tpufleet.model.job.jobs import HUNG_AFTER, Capacity, Job
 from tpufleet.model.values.records import replace
 
 # Rides out a network blip, yet frees a dead slice within a minute.
@@ -40,6 +40,8 @@ SILENT_AFTER = timedelta(minutes=3)
 # Machines that run for this long without an agent or a report of their start-up have failed, and so
 # have those whose reports do not change. Every stage has a shorter limit on the host.
 SILENT_BOOT_LIMIT = timedelta(minutes=10)
+# A host of a slice that is hard to replace may take this long to come back, as after a reboot.
+RETURN_LIMIT = timedelta(minutes=10)
 # Hosts that report for this long that they cannot connect, while this server runs, cannot reach it.
 UNREACHABLE_AFTER = timedelta(minutes=2)
 # Slices of one job in a row that were paid for and never connected. More would fail the same way.
@@ -159,6 +161,23 @@ def slices_to_give_up(
         used += hosts
         chosen.append(slice_id)
     return chosen
+
+
+def may_return(tpu_slice: TpuSlice) -> bool:
+    """Whether its silent hosts get the time to reboot. Spot slices are replaced: most of them were
+    preempted, and others are soon found. The provider says when machines are really gone."""
+    return tpu_slice.capacity is not Capacity.SPOT and tpu_slice.state is SliceState.READY
+
+
+def await_return(tpu_slice: TpuSlice, host: int, now: datetime) -> TpuSlice:
+    minutes = RETURN_LIMIT // timedelta(minutes=1)
+    reason = f"no heartbeat from host {host}; it has {minutes} min to come back"
+    return replace(tpu_slice, state=SliceState.BOOTING, silent_since=now, reason=reason)
+
+
+def stays_silent(tpu_slice: TpuSlice, now: datetime, present_since: datetime | None) -> bool:
+    since = tpu_slice.silent_since
+    return since is not None and now - max(since, present_since or since) > RETURN_LIMIT
 
 
 # Deadlines. `present_since`: when the server was last absent until; hosts could not report
@@ -325,18 +344,19 @@ def hung_at(
     progress: Progress | None,
     present_since: datetime | None = None,
 ) -> datetime | None:
-    """When the running attempt counts as hung: no progress for `hung_after`.
-
-    A program that has never reported progress never counts as hung.
-    """
-    attempt = attempts[-1]
+    """When the running attempt counts as hung: no progress for `hung_after`. Of a program that
+    never reported progress, no output for so long; only where the job says how long."""
+    attempt, progress = attempts[-1], progress or Progress()
     if job.spec.hung_after is None or attempt.state is not AttemptState.RUNNING:
         return None
     assert attempt.running_at is not None
-    if progress is not None and progress.at is not None:
+    if progress.at is not None:
         hung = max(progress.at, attempt.running_at) + job.spec.hung_after
     elif any(earlier.checkpoint_step is not None for earlier in attempts[:-1]):
         hung = attempt.running_at + job.spec.hung_after
+    elif job.spec.hung_after != HUNG_AFTER:
+        output_at = progress.output_at or attempt.running_at
+        hung = max(output_at, attempt.running_at) + job.spec.hung_after
     else:
         return None
     return hung if present_since is None else max(hung, present_since + HOST_LOST_AFTER)

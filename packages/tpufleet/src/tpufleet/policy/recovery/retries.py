@@ -20,9 +20,12 @@ RETRY_BACKOFF = BackoffPolicy(first=timedelta(seconds=5), longest=timedelta(minu
 # Longer than compilation and loading take; a program that ran for longer was at work.
 EARLY_FAILURE = timedelta(minutes=5)
 
-# The hardware was lost, which proves nothing about the program.
+# The hardware was lost or changed, which proves nothing about the program.
 _HARDWARE_LOST = frozenset(
-    {EndReason.PREEMPTED, EndReason.MAINTENANCE, EndReason.SUPERSEDED, EndReason.HOST_LOST}
+    {
+        *(EndReason.PREEMPTED, EndReason.MAINTENANCE, EndReason.SUPERSEDED),
+        *(EndReason.HOST_LOST, EndReason.RESIZED),
+    }
 )
 # A full disk stays full on the same machine.
 _NEEDS_NEW_SLICES = frozenset({EndReason.DISK_FULL})

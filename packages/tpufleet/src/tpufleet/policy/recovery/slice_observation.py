@@ -26,7 +26,8 @@ def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> 
         tpu_slice = replace(tpu_slice, fenced_at=now)
     if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
         return tpu_slice
-    booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
+    waiting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
+    booting = waiting and tpu_slice.silent_since is None
     # A loss announced by a notice keeps its reason, whatever state the provider reports later.
     noticed = tpu_slice.loss or (_NOTICES[cloud.notice] if cloud.notice else None)
     loss = noticed or cloud.loss or (LossReason.BOOT_FAILED if booting else LossReason.HOST_LOST)

@@ -4,13 +4,15 @@ starved.
 Jobs are considered by priority, then fair share, then first in, first out. The first job of a pool
 that cannot be placed reserves the pool's free slices; a later job may use them only if it is sure
 to end before the head could have started (backfill).
+
+More slices for an elastic job that has enough to run come last, and one by one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import NamedTuple
@@ -23,7 +25,6 @@ from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity, Job, JobId
 from tpufleet.model.job.spec_types import UsedSlice
 from tpufleet.model.people.budgets import BudgetUse
-from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.policy.accounting import budgets
 from tpufleet.policy.scheduling import source_choice
 from tpufleet.policy.scheduling.source_choice import CapacitySource, RefusalHistory
@@ -36,7 +37,7 @@ MAX_PROBES = 8
 UNLIMITED_COUNTS_AS = timedelta(hours=1)
 
 
-QueueRank = tuple[int, int, datetime, JobId]
+QueueRank = tuple[int, int, datetime, JobId]  # of a job in the queue
 
 
 def queue_rank(job: Job, usage_step: int) -> QueueRank:
@@ -50,15 +51,16 @@ class PendingJob:
 
     job: Job
     missing: int
+    optional: bool = False  # it can run without them
     sources: tuple[CapacitySource, ...]  # where it may run, best first; unused for a pool job
     held_source: CapacitySource | None = None  # where it already holds part of its gang
     # Sources that rejected a request of this job as invalid, with their messages.
     rejected: Mapping[CapacitySource, str] = field(default_factory=dict)
     usage_step: int = 0  # of its owner, see `fair_share`
-    rank: QueueRank = field(init=False, repr=False, compare=False)
+    rank: tuple[bool, QueueRank] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        rank = queue_rank(self.job, self.usage_step)
+        rank = (self.optional, queue_rank(self.job, self.usage_step))
         object.__setattr__(self, "rank", rank)  # computed once: queues are sorted often
 
 
@@ -171,10 +173,11 @@ def place(
     for pending_job in queue_order(pending):
         if pending_job.job.held_by is not None:
             placement_pass.hold(pending_job.job)
-        elif pending_job.job.spec.pool is None:
-            placement_pass.place_anywhere(pending_job)
+        elif pending_job.optional:
+            placement_pass.extend(pending_job)
         else:
-            placement_pass.place_in_pool(pending_job)
+            placement_pass.place(pending_job)
+    placement_pass.extend_placed()
     return placement_pass.decisions
 
 
@@ -239,12 +242,37 @@ class _PlacementPass:
             name: _PoolQueue(pool, supply.free.get(name, ()), supply.live.get(name, 0))
             for name, pool in supply.pools.items()
         }
+        self._extensible: dict[JobId, PendingJob] = {}  # elastic jobs placed in this pass
         self._choices: dict[tuple[tuple[CapacitySource, ...], str], source_choice.SourceChoice] = {}
 
     def hold(self, job: Job) -> None:
         self._wait(job, f"held by {job.held_by}; `tpu queue release {job.id}` lets it start")
 
-    def place_anywhere(self, pending: PendingJob) -> None:
+    def place(self, pending: PendingJob) -> None:
+        if pending.job.spec.pool is None:
+            self._place_anywhere(pending)
+        else:
+            self._place_in_pool(pending)
+
+    def extend_placed(self) -> None:
+        """At once, so that a job that starts now starts with what there is."""
+        for pending in list(self._extensible.values()):
+            self.extend(pending)
+
+    def extend(self, pending: PendingJob) -> None:
+        """As many as there are: each is of use alone. One request tells whether a source that
+        refused has more."""
+        accelerator = pending.job.spec.accelerator
+        for _ in range(pending.missing):
+            self.place(replace(pending, missing=1))
+            decision = self.decisions[-1]
+            if isinstance(decision, Wait) or (
+                isinstance(decision, RequestSlices)
+                and self._refusals.refused_recently(decision.source, accelerator, self._now)
+            ):
+                break
+
+    def _place_anywhere(self, pending: PendingJob) -> None:
         job = pending.job
         if reason := self._limit_reason(job, pending.missing, None):
             self._wait(job, reason, unsatisfiable=self._exceeds_limit(job, None))
@@ -254,28 +282,22 @@ class _PlacementPass:
         choice = self._choose(pending, sources, job.spec.accelerator)
         if choice.source is not None:
             self._request(pending, choice.source, pending.missing)
-        elif held is not None:
+        elif held is not None and not pending.optional:
             self._release_gang(job, str(held))
         else:
             self._wait(job, choice.message, choice.until, choice.unsatisfiable)
 
-    def place_in_pool(self, pending: PendingJob) -> None:
+    def _place_in_pool(self, pending: PendingJob) -> None:
         job = pending.job
         queue = self._queues.get(job.spec.pool or "")
         if queue is None:
             self._wait(job, f"pool {job.spec.pool} does not exist", unsatisfiable=True)
             return
         if job.spec.accelerator != queue.pool.accelerator:  # the pool was changed since
-            has, needs = short_name(queue.pool.accelerator), short_name(job.spec.accelerator)
-            mismatch = f"pool {queue.pool.name} has {has} slices, but the job needs {needs}"
-            self._wait(job, mismatch, unsatisfiable=True)
+            self._wait(job, queue.pool.mismatch(job.spec.accelerator), unsatisfiable=True)
             return
         if not queue.pool.admits(job.owner, is_admin=job.owner in self._supply.admins):
-            excluded = (
-                f"{job.owner} is no longer a member of pool {queue.pool.name}; an admin can change "
-                "its members"
-            )
-            self._wait(job, excluded, unsatisfiable=True)
+            self._wait(job, queue.pool.excludes(job.owner), unsatisfiable=True)
             return
         if job.spec.require_reservation and (lacking := self._no_reservation(job, queue.pool)):
             self._wait(job, *lacking)
@@ -332,7 +354,7 @@ class _PlacementPass:
         occupants = (*self._supply.occupants.get(pool.name, ()), *queue.placed)
         in_use = sum(occupant.slices for occupant in occupants)
         kept = sum(outstanding for _, outstanding in claims) + len(held)
-        if pending.missing <= pool.largest - in_use - kept or job.spec.slices > pool.largest:
+        if pending.missing <= pool.largest - in_use - kept or job.spec.min_slices > pool.largest:
             return None
         if pending.missing > pool.largest - in_use:
             return None  # it would wait anyway, in its place in the queue
@@ -392,11 +414,14 @@ class _PlacementPass:
             self._assign(pending, queue, usable)
 
     def _leave_zone(self, pending: PendingJob, queue: _PoolQueue, zone: str) -> None:
+        if pending.optional:
+            self._wait(pending.job, f"{zone} is no longer a zone of the pool")
+            return
         if pending.held_source is not None:
             self._release_gang(pending.job, zone)
             return
         queue.free = [free for free in queue.free if free.zone != zone]
-        self.place_in_pool(pending)
+        self._place_in_pool(pending)
 
     def _block(self, pending: PendingJob, queue: _PoolQueue, short: int) -> None:
         job, pool = pending.job, queue.pool
@@ -405,14 +430,16 @@ class _PlacementPass:
         queue.blocked = f"queued in pool {pool.name}"
         occupants = self._supply.occupants.get(pool.name, ())
         queue.opens_at = earliest_start([*occupants, *queue.placed], short - queue.headroom)
-        if job.spec.slices > pool.largest:
-            reason = f"needs {job.spec.slices} slices; pool {pool.name} has at most {pool.largest}"
+        if job.spec.min_slices > pool.largest:
+            reason = (
+                f"needs {job.spec.min_slices} slices; pool {pool.name} has at most {pool.largest}"
+            )
             self._wait(job, reason, unsatisfiable=True)
             return
         slices = "the slice" if pool.largest == 1 else f"all {pool.largest} slices"
         verb = "is" if pool.largest == 1 else "are"
         reason = f"{slices} of pool {pool.name} {verb} in use; first in the queue"
-        if pool.supersede:
+        if pool.supersede and not pending.optional:
             victims = _victims(job, occupants, short - queue.headroom)
             for victim in victims:
                 self.decisions.append(Supersede(job_id=victim.job_id, for_job=job.id))
@@ -428,6 +455,8 @@ class _PlacementPass:
         else:
             queue.free = [free for free in queue.free if free.id not in assigned]
         self.decisions.append(AssignSlices(job_id=pending.job.id, slices=assigned))
+        zone = CapacitySource(queue.pool.provider, chosen[0].zone, queue.pool.capacity[0])
+        self._note_extensible(pending, zone)
         spec = pending.job.spec
         queue.placed.append(
             Occupant(
@@ -464,7 +493,15 @@ class _PlacementPass:
             )
         )
         self._count(pending.job, count)
+        self._note_extensible(pending, source)
         return True
+
+    def _note_extensible(self, pending: PendingJob, source: CapacitySource) -> None:
+        more = pending.job.spec.max_slices - pending.job.spec.min_slices
+        if more and not pending.optional:
+            self._extensible[pending.job.id] = replace(
+                pending, missing=more, optional=True, held_source=source
+            )
 
     def _is_probed(self, source: CapacitySource, accelerator: str, count: int) -> bool:
         """Whether enough requests are pending to learn if a source that refused has this type
@@ -502,7 +539,7 @@ class _PlacementPass:
     def _exceeds_limit(self, job: Job, pool: Pool | None) -> bool:
         """The gang alone is larger than its owner's quota."""
         limits = (self._supply.slices_per_user, pool.slices_per_user if pool else None)
-        return any(limit is not None and job.spec.slices > limit for limit in limits)
+        return any(limit is not None and job.spec.min_slices > limit for limit in limits)
 
     def _choose(
         self, pending: PendingJob, sources: tuple[CapacitySource, ...], accelerator: str

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tpufleet.errors import Conflict, FleetError, NotFound, PermissionMissing
+from tpufleet.errors import Conflict, FleetError, NotFound, PermissionMissing, unexpected
 from tpufleet.kubernetes.connections import (
     EVENT,
     JOB,
@@ -112,7 +112,7 @@ class JobSetClient:
             except FleetError as error:
                 log.warning("cannot observe JobSets; continuing: %s", error)
             except Exception:
-                log.exception("unexpected error while observing JobSets; continuing")
+                log.exception(unexpected("observing JobSets"))
             if changed:
                 on_change()
             closing.wait(MIN_INTERVAL.total_seconds())
@@ -156,8 +156,8 @@ class JobSetClient:
             for one in self._with_slots(self._read(JOBSET, from_server=False))
         }
         return {
-            owner["uid"]: states.with_preemptor(workload, jobs)
-            for workload in self._read(WORKLOAD, from_server=from_server)
+            owner["uid"]: workload
+            for workload in states.explained(self._read(WORKLOAD, from_server=from_server), jobs)
             for owner in workload["metadata"].get("ownerReferences") or ()
         }
 

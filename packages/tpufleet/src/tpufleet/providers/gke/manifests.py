@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from tpufleet.errors import BadRequest
+from tpufleet.errors import BadRequest, not_available
 from tpufleet.model.tpu import type_lookup
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.base import Order, find_type
@@ -33,8 +33,7 @@ def accelerator_of(order: Order) -> Accelerator:
     accelerator = find_type(order.accelerator)
     if accelerator.gke_accelerator is None or accelerator.machine_type is None:
         raise BadRequest(
-            f"{type_lookup.short_name(order.accelerator)} is not available on GKE; "
-            "use the provider tpu-vm"
+            not_available(type_lookup.short_name(order.accelerator), "on GKE", "tpu-vm")
         )
     return accelerator
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from tpufleet.errors import BadRequest
+from tpufleet.errors import BadRequest, not_allowed
 from tpufleet.model.fleet import compute_reservations
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.job.pod_settings import BUCKET, parse_toleration
@@ -36,10 +36,8 @@ def with_job_settings(settings: GkeSettings, order: Order) -> GkeSettings:
     settings, pod = _with_team(settings, order), order.pod
     account = pod.service_account
     if account and settings.service_accounts and account not in settings.service_accounts:
-        allowed = ", ".join(settings.service_accounts)
-        raise BadRequest(
-            f"pod.service_account: {account} is not allowed on this server; allowed: {allowed}"
-        )
+        allowed = settings.service_accounts
+        raise BadRequest(str(not_allowed("pod.service_account", account, allowed)))
     return structs.replace(
         settings,
         image=pod.image or settings.image,

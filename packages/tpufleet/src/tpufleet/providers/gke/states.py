@@ -22,6 +22,9 @@ from tpufleet.providers.gke.capacity_events import CapacityEvent
 from tpufleet.providers.gke.slice_slots import SliceSlot, SliceSlots
 
 Json = dict[str, Any]
+Address = tuple[str, str]  # namespace and name
+
+MOST_NAMED = 3  # workloads that are before another
 
 # Retrying does not help with these.
 PERMANENT_IMAGE_ERRORS = ("InvalidImageName", "ErrImageNeverPull")
@@ -314,18 +317,18 @@ def _unschedulable(pod: Json) -> str:
 
 
 def queue_message(workload: Json | None, jobset: Json) -> str:
+    metadata = jobset["metadata"]
+    queue = f"LocalQueue {metadata['namespace']}/{metadata['labels'].get(keys.QUEUE)}"
     if workload is None:
-        metadata = jobset["metadata"]
-        queue = f"{metadata['namespace']}/{metadata['labels'].get(keys.QUEUE)}"
-        return f"Kueue has not queued it yet in LocalQueue {queue}: `tpu cluster doctor`"
+        return f"Kueue has not queued it yet in {queue}: `tpu cluster doctor`"
     for check in (workload.get("status") or {}).get("admissionChecks") or ():
         if check.get("state") in ("Pending", "Retry"):
             detail = check.get("message") or check["state"]
             return f"Kueue: quota is reserved, admission check {check.get('name')}: {detail}"
-    reserved = _condition(workload or {}, "QuotaReserved", status="False")
+    reserved = _condition(workload, "QuotaReserved", status="False")
     if reserved is not None and reserved.get("message"):
         return f"Kueue: {reserved['message']}"
-    return "waiting for Kueue to admit it"
+    return f"Kueue has queued it in {queue}, and not considered it yet"
 
 
 def rejection_message(workload: Json | None) -> str:
@@ -337,22 +340,62 @@ def rejection_message(workload: Json | None) -> str:
     return ""
 
 
-def with_preemptor(workload: Json, jobs: Mapping[str, str]) -> Json:
-    """With the job for which Kueue evicted it, in the place of UIDs. `jobs` is by the UID of the
-    JobSet; one of another fleet is not in it."""
+def explained(workloads: Sequence[Json], jobs: Mapping[str, str]) -> list[Json]:
+    """With messages of Kueue that name the job for which it evicted another, in the place of UIDs,
+    and what is before one that waits for quota. `jobs` is by the UID of the JobSet; one of another
+    fleet is not in it."""
+    places = _queue_places(workloads, jobs)
 
-    def readable(condition: Json) -> Json:
-        message = condition.get("message") or ""
-        found = _PREEMPTOR.search(message)
+    def message(workload: Json, condition: Json) -> str:
+        text = condition.get("message") or ""
+        if condition["type"] == "QuotaReserved" and condition["status"] == "False" and text:
+            return text + places[_address(workload)]
+        found = _PREEMPTOR.search(text)
         if not found or found["uid"] not in jobs:
-            return condition
-        what = f"job {jobs[found['uid']]}"
-        named = f"{message[: found.start()]}{what}{message[found.end() :]}"
-        return {**condition, "message": named.partition("; preemptor path")[0]}
+            return text
+        named = f"{text[: found.start()]}job {jobs[found['uid']]}{text[found.end() :]}"
+        return named.partition("; preemptor path")[0]
 
-    status = workload.get("status") or {}
-    conditions = [readable(condition) for condition in status.get("conditions") or ()]
-    return {**workload, "status": {**status, "conditions": conditions}}
+    return [
+        {**workload, "status": {**status, "conditions": [
+            {**condition, "message": message(workload, condition)}
+            for condition in status.get("conditions") or ()
+        ]}}
+        for workload in workloads
+        for status in [workload.get("status") or {}]
+    ]  # fmt: skip
+
+
+def _queue_places(workloads: Sequence[Json], jobs: Mapping[str, str]) -> dict[Address, str]:
+    """What is before each in its LocalQueue, of those that wait for quota."""
+    queues: dict[Address, list[Json]] = {}
+    for workload in workloads:
+        if _condition(workload, "QuotaReserved", status="False") is not None:
+            queue = (workload.get("spec") or {}).get("queueName", "")
+            queues.setdefault((workload["metadata"]["namespace"], queue), []).append(workload)
+    places = {}
+    for (namespace, queue), waiting in queues.items():
+        waiting.sort(key=_queue_order)
+        names: list[str] = []
+        for index, workload in enumerate(waiting):
+            listed = ", ".join([*names, "…"] if index > len(names) else names)
+            before = f"; {index} before it in LocalQueue {namespace}/{queue}: {listed}"
+            places[_address(workload)] = before if index else ""
+            if len(names) < MOST_NAMED:
+                owners = workload["metadata"].get("ownerReferences") or ()
+                job = next((jobs[each["uid"]] for each in owners if each["uid"] in jobs), "")
+                names.append(f"job {job}" if job else f"Workload {workload['metadata']['name']}")
+    return places
+
+
+def _queue_order(workload: Json) -> tuple[int, str]:
+    """https://kueue.sigs.k8s.io/docs/concepts/cluster_queue: by priority, then by age."""
+    priority = (workload.get("spec") or {}).get("priority") or 0
+    return -priority, workload["metadata"].get("creationTimestamp", "")
+
+
+def _address(workload: Json) -> Address:
+    return workload["metadata"]["namespace"], workload["metadata"]["name"]
 
 
 def eviction_message(workload: Json | None) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadRequest, ProviderUnavailable
+from tpufleet.errors import BadRequest, ProviderUnavailable, invalid, unexpected
 from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.server_status import LocalJobs
@@ -279,7 +279,7 @@ class LocalProvider:
             try:
                 self.advance()
             except Exception:
-                log.exception("unexpected error while advancing simulated slices; continuing")
+                log.exception(unexpected("advancing simulated slices"))
             self._wakeup.wait(POLL_EVERY.total_seconds())
             self._wakeup.clear()
 
@@ -287,13 +287,10 @@ class LocalProvider:
 def _validate(order: Order) -> type_lookup.Accelerator:
     for slice_id in order.slices:
         if not NAME.fullmatch(slice_id):
-            raise BadRequest(
-                f"invalid slice name {slice_id!r}; use letters, digits, dots and dashes"
-            )
+            name = "a name of letters, digits, dots and dashes"
+            raise BadRequest(str(invalid(slice_id, name, "slice-1")))
     if not ZONE.fullmatch(order.zone):
-        raise BadRequest(
-            f"invalid zone {order.zone!r}; write a zone such as us-central1-a or local-a"
-        )
+        raise BadRequest(str(invalid(order.zone, "a zone", "us-central1-a or local-a")))
     return find_type(order.accelerator)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from tpufleet.errors import BadRequest
+from tpufleet.errors import BadRequest, no_such_host
 from tpufleet.linux import cgroups
 from tpufleet.linux.cgroups import Cgroup
 from tpufleet.model.fleet.hosts import NoticeKind
@@ -95,8 +95,7 @@ class SimulatedHosts:
         if fault is Fault.PREEMPT:
             return self._save(replace(record, taken=True, swept=False))
         if host is None or not 0 <= host < record.hosts:
-            last = record.hosts - 1
-            raise BadRequest(f"slice {record.id}: fault {fault} needs a host from 0 to {last}")
+            raise BadRequest(str(no_such_host(f"slice {record.id}", record.hosts, host)))
         if fault is Fault.KILL_HOST:
             killed = tuple(sorted({*record.killed, host}))
             return self._save(replace(record, killed=killed, swept=False))

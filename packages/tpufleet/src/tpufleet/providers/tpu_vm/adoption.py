@@ -40,7 +40,7 @@ def check(node: tpu_v2.Node | None, order: Order) -> tpu_v2.Node:
         raise naming.no_such_node(order.node, order.zone)
     fleet, known = node.labels.get(naming.FLEET), adopted_as(node)
     if fleet is not None and fleet != naming.label_value(order.fleet):
-        raise BadRequest(f"TPU VM {order.node} in {order.zone} belongs to the fleet {fleet}")
+        raise naming.of_another_fleet(order.node, order.zone)
     if fleet is not None and known is None:
         raise BadRequest(f"TPU VM {order.node} was created by this server; it is a slice already")
     if known is not None and known != order.slices[0]:
@@ -51,12 +51,11 @@ def check(node: tpu_v2.Node | None, order: Order) -> tpu_v2.Node:
             f"TPU VM {order.node} is a {short_name(node.accelerator_type)}, and pool {order.pool} "
             f"has {short_name(wanted)}; choose another pool"
         )
+    problem = f"TPU VM {order.node} is {state.name.lower()}"
     if state in _SOON_READY:
-        raise ProviderUnavailable(f"TPU VM {order.node} is {state.name.lower()}")
+        raise ProviderUnavailable(problem)
     if state is not tpu_v2.Node.State.READY:
-        raise BadRequest(
-            f"TPU VM {order.node} is {state.name.lower()}; run `tpu vm repair {order.node}` first"
-        )
+        raise BadRequest(f"{problem}; run `tpu vm repair {order.node}` first")
     return node
 
 

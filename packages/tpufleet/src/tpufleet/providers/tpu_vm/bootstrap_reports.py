@@ -10,13 +10,13 @@ import logging
 import threading
 from collections.abc import Collection
 from datetime import datetime, timedelta
+from typing import Protocol
 
 import msgspec
 
 from tpufleet.errors import ProviderError
 from tpufleet.model.fleet import bootstrap
 from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
-from tpufleet.providers.tpu_vm.api import TpuApi
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,16 @@ class _Read(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool = False  # all hosts: nothing more to read
 
 
+class GuestAttributes(Protocol):
+    def guest_attributes(self, name: str, query_path: str) -> list[str]:
+        """The values below a path, of all hosts of a slice."""
+        ...
+
+
 class BootstrapReports:
     """Of the nodes of one zone. A failed read keeps the last reports."""
 
-    def __init__(self, api: TpuApi) -> None:
+    def __init__(self, api: GuestAttributes) -> None:
         self._api = api
         self._reads: dict[str, _Read] = {}  # by node, and slice if adopted
         self._lock = threading.Lock()

@@ -9,6 +9,8 @@ from google.api_core import exceptions as google
 from google.auth import exceptions as auth
 
 from tpufleet.errors import (
+    ASK_ADMINISTRATOR,
+    LOG_IN,
     BadRequest,
     NoCapacity,
     PermissionMissing,
@@ -49,7 +51,7 @@ _CONSTRAINT = re.compile(r"constraints/([A-Za-z.]+)")
 _CONSTRAINT_HINTS = {
     "compute.vmExternalIpAccess": "set `external_ips: false` in tpu_vm; `tpu init check` then "
     "names what hosts need instead",
-    "gcp.resourceLocations": "use other zones, or ask the administrator of your organisation",
+    "gcp.resourceLocations": f"use other zones, or {ASK_ADMINISTRATOR}",
 }
 
 
@@ -61,8 +63,8 @@ def translate(error: Exception, action: str, project: str = "") -> ProviderError
     text = f"{action}: {message}"
     reason = getattr(error, "reason", None) or ""
     if constraint := _CONSTRAINT.search(message):
-        ask = "ask the administrator of your organisation"
-        return PermissionMissing(f"{text}; {_CONSTRAINT_HINTS.get(constraint[1], ask)}")
+        hint = _CONSTRAINT_HINTS.get(constraint[1], ASK_ADMINISTRATOR)
+        return PermissionMissing(f"{text}; {hint}")
     if _NOT_OPEN.search(message):
         return QuotaExceeded(
             f"{text}; this type is not open to the project here: use another zone or kind of "
@@ -76,9 +78,9 @@ def translate(error: Exception, action: str, project: str = "") -> ProviderError
         case google.PermissionDenied() | google.Forbidden():
             return PermissionMissing(f"{text}; {_permission_hint(message, reason, project)}")
         case google.Unauthenticated() | google.Unauthorized():
-            return PermissionMissing(f"{text}; {_LOG_IN}")
+            return PermissionMissing(f"{text}; {LOG_IN}")
         case auth.RefreshError() | auth.DefaultCredentialsError():
-            return PermissionMissing(f"{text}; {_LOG_IN}")
+            return PermissionMissing(f"{text}; {LOG_IN}")
         case google.ResourceExhausted() | google.TooManyRequests():
             return _exhausted(message, reason, text)
         case google.FailedPrecondition() | google.Aborted() | google.AlreadyExists():
@@ -125,12 +127,6 @@ def _exhausted(message: str, reason: str, text: str) -> ProviderError:
         hint = ask if none else ""
         return QuotaExceeded(f"{text}{hint}")
     return NoCapacity(text)
-
-
-_LOG_IN = (
-    "no valid credentials: run `gcloud auth application-default login`, or run the server with a "
-    "service account"
-)
 
 
 def _permission_hint(message: str, reason: str, project: str) -> str:

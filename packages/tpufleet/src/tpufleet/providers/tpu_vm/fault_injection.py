@@ -6,7 +6,7 @@ import json
 
 import grpc
 
-from tpufleet.errors import BadRequest, ProviderUnavailable
+from tpufleet.errors import BadRequest, ProviderUnavailable, unreachable
 from tpufleet.providers.base import Fault
 
 DEADLINE = 10.0
@@ -25,6 +25,5 @@ def call_admin(endpoint: str, method: str, body: bytes = b"{}") -> bytes:
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
                 raise BadRequest(error.details()) from error
-            raise ProviderUnavailable(
-                f"cannot reach the emulator at {endpoint}: {error}"
-            ) from error
+            emulator = f"the emulator at {endpoint}"
+            raise ProviderUnavailable(unreachable(emulator, error)) from error

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from tpufleet.errors import PermissionMissing, ProviderUnavailable
+from tpufleet.errors import PermissionMissing, ProviderError, ProviderUnavailable
 
 TIMEOUT = 10.0
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -78,7 +78,7 @@ class GoogleRest:
             credentials, _ = default(scopes=[SCOPE])
             credentials.refresh(Request())
         except auth.GoogleAuthError as error:
-            raise PermissionMissing(str(error.args[0] if error.args else error)) from error
+            raise _of_credentials(error) from error
         email = getattr(credentials, "service_account_email", "")
         # Credentials that an older gcloud wrote do not name the person; gcloud itself does.
         person = getattr(credentials, "account", "") or "$(gcloud config get account)"
@@ -90,8 +90,8 @@ class GoogleRest:
     def get(self, api: str, path: str, **query: str) -> Answer:
         return self._call("GET", api, path, query, None)
 
-    def post(self, api: str, path: str, body: dict[str, Any]) -> Answer:
-        return self._call("POST", api, path, {}, body)
+    def post(self, api: str, path: str, body: dict[str, Any], **query: str) -> Answer:
+        return self._call("POST", api, path, query, body)
 
     def patch(self, api: str, path: str, body: dict[str, Any]) -> Answer:
         return self._call("PATCH", api, path, {}, body)
@@ -108,8 +108,8 @@ class GoogleRest:
             if not token:
                 return
 
-    def delete(self, api: str, path: str) -> Answer:
-        return self._call("DELETE", api, path, {}, None)
+    def delete(self, api: str, path: str, **query: str) -> Answer:
+        return self._call("DELETE", api, path, query, None)
 
     def _headers(self, api: str) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}
@@ -119,6 +119,7 @@ class GoogleRest:
 
     def _call(self, method: str, api: str, path: str, query: dict[str, Any], body: Any) -> Answer:
         import requests
+        from google.auth import exceptions as auth
 
         self.connect()
         base = f"{self._root}/{api}" if self._root else HOSTS[api]
@@ -131,9 +132,17 @@ class GoogleRest:
             )  # fmt: skip
         except requests.RequestException as error:
             raise ProviderUnavailable(f"{url}: {error}") from error
+        except auth.GoogleAuthError as error:  # when the token of the session is renewed
+            raise _of_credentials(error) from error
         try:
             content = response.json()
         except ValueError:
             content = {}
         found = content if isinstance(content, dict) else {}
         return Answer(status=response.status_code, body=found)
+
+
+def _of_credentials(error: Exception) -> ProviderError:
+    message = str(error.args[0] if error.args else error)
+    again = getattr(error, "retryable", False) or type(error).__name__ == "TransportError"
+    return ProviderUnavailable(message) if again else PermissionMissing(message)

@@ -22,7 +22,7 @@ say() { echo "tpufleet: $*"; }
 # them through the Cloud TPU API, also if this host cannot reach it. Format: model/bootstrap.py.
 report() {
   local failed="$1" host message adopted
-  host="$(attribute_or agent-worker-number 0)"
+  host="$(attribute agent-worker-number 2>/dev/null || attribute_or worker-id 0)"
   message="$(printf '%s' "$2" | tr -d '\000-\037"\134' | cut -c 1-900)"
   [[ "$host" =~ ^[0-9]+$ ]] || host=0
   adopted="$(attribute_or tpufleet-adopted "$(attribute_or tpufleet-deployment '')" | tr -cd 'a-z0-9-')"

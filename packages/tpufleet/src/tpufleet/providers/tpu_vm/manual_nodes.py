@@ -14,7 +14,7 @@ from typing import Any
 from google.cloud import tpu_v2
 
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadRequest, FleetError, NoCapacity, ProviderError, Temporary
+from tpufleet.errors import BadRequest, FleetError, NoCapacity, ProviderError, Temporary, exists
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import GONE_STATES, CreatedNode, FleetMember, NodeInfo, NodeRequest
 from tpufleet.model.tpu import type_lookup
@@ -278,10 +278,9 @@ def _check_same(node: NodeInfo, request: NodeRequest) -> None:
     """An existing node must match the request."""
     wanted = type_lookup.find(request.accelerator).name
     if node.accelerator != wanted or (node.capacity == "spot") != request.spot:
-        raise BadRequest(
-            f"{node.name} already exists as {type_lookup.short_name(node.accelerator)} "
-            f"({node.capacity}); run `tpu vm apply --replace` to recreate it"
-        )
+        kind = f"{type_lookup.short_name(node.accelerator)} ({node.capacity})"
+        step = "`tpu vm apply --replace` recreates it"
+        raise BadRequest(str(exists(f"{node.name}, a {kind},", step)))
 
 
 def _node_info(node: tpu_v2.Node, zone: str) -> NodeInfo:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tpufleet.errors import BadRequest
+from tpufleet.errors import BadRequest, not_found
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.base import Order
@@ -21,7 +21,7 @@ ADOPTED = "tpufleet-adopted"
 # What adoption replaced in the metadata of such a node, as JSON.
 FORMER_METADATA = "tpufleet-former"
 SLICES, TOKENS, SERVER = "tpufleet-slices", "tpufleet-tokens", "tpufleet-server"
-HOSTS = "tpufleet-hosts"
+HOSTS, ACCELERATOR = "tpufleet-hosts", "tpufleet-accelerator"
 # Of Compute Engine: lets a host write guest attributes.
 GUEST_ATTRIBUTES = "enable-guest-attributes"
 BUNDLE, BUNDLE_SHA256 = "tpufleet-bundle", "tpufleet-bundle-sha256"
@@ -49,7 +49,11 @@ class TpuLocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def no_such_node(name: str, zone: str) -> BadRequest:
-    return BadRequest(f"no TPU VM {name} in {zone}; `tpu vm fleet list` lists them")
+    return BadRequest(str(not_found(f"TPU VM in {zone}", name, "vm fleet list")))
+
+
+def of_another_fleet(name: str, zone: str) -> BadRequest:
+    return BadRequest(f"TPU VM {name} in {zone} belongs to another fleet")
 
 
 def short_name(name: str) -> str:

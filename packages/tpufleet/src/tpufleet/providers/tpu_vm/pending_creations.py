@@ -16,9 +16,11 @@ from tpufleet.model.values import encoding
 class Creation(msgspec.Struct, frozen=True, kw_only=True):
     slice_id: SliceId
     zone: str
-    operation: str
+    operation: str  # empty: saved before the call, whose outcome is not known
     asked_at: datetime
     node: str = ""  # that a person made, and that is being adopted
+    order: str = ""  # label of the order, where its slices are created one by one
+    request_id: str = ""  # that a repeated call has too
 
 
 class PendingCreations:

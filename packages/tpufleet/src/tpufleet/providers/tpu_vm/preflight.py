@@ -28,7 +28,7 @@ from tpufleet.providers.tpu_vm.preflight_server import (
     check_gangs,
     check_server_url,
 )
-from tpufleet.providers.tpu_vm.settings import TpuVmSettings
+from tpufleet.providers.tpu_vm.settings import GoogleSettings, TpuVmSettings
 
 API = "tpu.googleapis.com"
 # Nodes need a network and a service account, which Compute Engine has
@@ -48,7 +48,8 @@ BUCKET_PERMISSIONS = (
 
 
 class PreflightInput(msgspec.Struct, frozen=True, kw_only=True):
-    settings: TpuVmSettings
+    settings: GoogleSettings
+    emulated: bool = False
     bucket: str = ""  # gs://name/folder
     public_url: str = ""
     server: str = ""  # that this machine is a client of; it has settings of its own
@@ -58,6 +59,12 @@ class PreflightInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preflight:
+    """Of the provider `tpu-vm`. Another overrides what differs."""
+
+    section = "tpu_vm"
+    apis: Mapping[str, str] = APIS
+    permissions: Mapping[str, Sequence[str]] = PERMISSIONS
+
     def __init__(self, wanted: PreflightInput, rest: GoogleRest) -> None:
         self._wanted = wanted
         self._settings = wanted.settings
@@ -84,7 +91,7 @@ class Preflight:
                     checks.append(warning(name, f"cannot be checked: {error}"))
         wanted = self._wanted
         urls = (wanted.public_url, wanted.server, wanted.ca_file)
-        return [*checks, check_server_url(*urls, self._settings.emulated)]
+        return [*checks, check_server_url(*urls, self._wanted.emulated)]
 
     def _gcloud(self, words: str) -> str:
         return f"gcloud {words} --project {self._project}"
@@ -106,7 +113,7 @@ class Preflight:
             )
 
     def _api(self) -> Iterator[Check]:
-        for name, service in APIS.items():
+        for name, service in self.apis.items():
             answer = self._rest.get("services", f"v1/projects/{self._project}/services/{service}")
             if answer.status != 200:
                 yield unknown(self._project, name, answer)
@@ -116,7 +123,7 @@ class Preflight:
                 yield failed(name, "not enabled", self._gcloud(f"services enable {service}"))
 
     def _roles(self) -> Iterator[Check]:
-        for role, permissions in PERMISSIONS.items():
+        for role, permissions in self.permissions.items():
             answer = self._rest.post(
                 "projects",
                 f"v1/projects/{self._project}:testIamPermissions",
@@ -157,7 +164,7 @@ class Preflight:
             yield failed(
                 f"zone {zone}",
                 f"no zone of Google Cloud{meant}",
-                "correct `zones` of `tpu_vm` in the config file",
+                f"correct `zones` of `{self.section}` in the config file",
             )
         for name in self._wanted.accelerators:
             accelerator, short = type_lookup.find(name).name, type_lookup.short_name(name)
@@ -166,7 +173,7 @@ class Preflight:
                 yield failed(
                     f"zones of {short}",
                     f"not documented in {', '.join(zones)}",
-                    f"add one of its zones to `zones` of `tpu_vm`: {documented}",
+                    f"add one of its zones to `zones` of `{self.section}`: {documented}",
                 )
 
     def _known_zones(self) -> list[str]:
@@ -187,6 +194,7 @@ class Preflight:
 
     def _runtimes(self) -> Iterator[Check]:
         """Of the types that the user wants, and all of the config file."""
+        assert isinstance(self._settings, TpuVmSettings)
         versions = dict(self._settings.runtimes)
         for kind in map(type_lookup.find, self._wanted.accelerators):
             if kind.runtime:
@@ -257,13 +265,16 @@ class Preflight:
         types = dict(self._wanted.accelerators) or {
             kind.name: Capacity.SPOT
             for kind in type_lookup.all_types().values()
-            if kind.runtime and kind.chips == 4
+            if self._may_have(kind) and kind.chips == 4
         }
         zones = self._known_zones()
         for accelerator, capacity in types.items():
             for zone in zones:
                 if tpu_zones.is_offered(type_lookup.find(accelerator).name, zone):
                     yield accelerator, zone, capacity
+
+    def _may_have(self, kind: type_lookup.Accelerator) -> bool:
+        return kind.runtime is not None
 
     def _networks(self) -> Iterator[Check]:
         host = self._settings.network_project
@@ -366,14 +377,14 @@ class Preflight:
 
     def _bundle(self) -> Iterator[Check]:
         bundle = self._settings.bundle
-        if self._settings.emulated:
+        if self._wanted.emulated:
             yield skipped("bundle", "an emulator needs none")
         elif not bundle and self._wanted.server:
             yield skipped("bundle", f"that of {self._wanted.server}")
         elif not bundle:
             yield failed(
                 "bundle",
-                "hosts have nothing to install: tpu_vm.bundle is not set",
+                f"hosts have nothing to install: {self.section}.bundle is not set",
                 "tpu deploy bundle" if self._wanted.public_url else DEPLOY,
             )
         elif not bundle.startswith("gs://"):

@@ -6,7 +6,7 @@ grants: cloud.google.com/iam/docs/service-account-types#default.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpufleet.errors import ProviderUnavailable
@@ -15,7 +15,8 @@ from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 
 NAME = "hosts' account"
 ROLE = "roles/storage.objectUser"
-SERVER_ROLES = ("roles/tpu.admin", "roles/iam.serviceAccountUser", ROLE)
+TPU_ADMIN = "roles/tpu.admin"
+SERVER_ROLES = ("roles/iam.serviceAccountUser", ROLE)  # besides those for its slices
 # Each allows to read and write objects (cloud.google.com/storage/docs/access-control/iam-roles).
 # Editors get it through the default roles of a bucket.
 SUFFICIENT = frozenset(
@@ -23,7 +24,9 @@ SUFFICIENT = frozenset(
 )
 
 
-def grants_for_server(rest: GoogleRest, project: str, account: str) -> list[str]:
+def grants_for_server(
+    rest: GoogleRest, project: str, account: str, slice_roles: Sequence[str] = (TPU_ADMIN,)
+) -> list[str]:
     """Commands for what the account of a server lacks. `account`: empty for the default one. None
     if that cannot be read."""
     policy = rest.post("projects", f"v1/projects/{project}:getIamPolicy", {})
@@ -38,7 +41,7 @@ def grants_for_server(rest: GoogleRest, project: str, account: str) -> list[str]
         return []
     return [
         grant(f"projects {project}", f"serviceAccount:{account}", role)
-        for role in SERVER_ROLES
+        for role in (*slice_roles, *SERVER_ROLES)
         if role not in granted
     ]
 

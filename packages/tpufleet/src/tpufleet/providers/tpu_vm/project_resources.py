@@ -41,7 +41,7 @@ class ProjectResources:
     def __init__(
         self,
         rest: GoogleRest,
-        api: TpuApi,
+        api: TpuApi | None,  # None: the project has no TPU VMs
         project: str,
         table: Prices,
         own: Collection[str],
@@ -70,20 +70,30 @@ class ProjectResources:
 
     def tpus(self) -> list[PaidResource]:
         """TPU VMs of all zones, and queued resources without one."""
+        api = self._api
+        if api is None:
+            return []
         with ThreadPoolExecutor(16) as pool:
-            listed = list(pool.map(self._zone, self._api.list_zones(self._project)))
+            zones = api.list_zones(self._project)
+            listed = list(pool.map(lambda zone: self._zone(api, zone), zones))
         return [each for zone in listed for each in zone]
 
     def of_server(self, hosts: Collection[str]) -> list[PaidResource]:
-        """TPU VMs and queued resources of the server at these addresses."""
+        """What slices of the server at these addresses consist of."""
         self._own = set(hosts)
         of_it = (Belongs.OURS, Belongs.ADOPTED)
-        return [each for each in self.tpus() if each.belongs in of_it and each.state != "DELETING"]
+        found = self._of_slices(list(self._aggregated("instances")))
+        return [each for each in found if each.belongs in of_it and each.state != "DELETING"]
 
     def orphans(self) -> list[PaidResource]:
-        """TPU VMs and queued resources of servers that are gone."""
-        self._find_servers(vm for _, vm in self._aggregated("instances"))
-        return [each for each in self.tpus() if each.belongs is Belongs.ORPHANED]
+        """What slices of servers that are gone consist of."""
+        vms = list(self._aggregated("instances"))
+        self._find_servers(vm for _, vm in vms)
+        return [each for each in self._of_slices(vms) if each.belongs is Belongs.ORPHANED]
+
+    def _of_slices(self, vms: list[tuple[str, dict[str, Any]]]) -> list[PaidResource]:
+        own = [(zone, vm) for zone, vm in vms if naming.FLEET in vm.get("labels", {})]
+        return [*self.tpus(), *(self._vm(zone, vm) for zone, vm in own), *self._waiting(own)]
 
     def _readable(self, read: Callable[[], list[Any]]) -> list[Any]:
         try:
@@ -93,10 +103,10 @@ class ProjectResources:
             return []
 
     # Cloud TPU
-    def _zone(self, zone: str) -> Iterable[PaidResource]:
+    def _zone(self, api: TpuApi, zone: str) -> Iterable[PaidResource]:
         location = naming.TpuLocation(project=self._project, zone=zone)
-        queued = self._api.list_queued_resources(location.path)
-        nodes = self._api.list_nodes(location.path)
+        queued = api.list_queued_resources(location.path)
+        nodes = api.list_nodes(location.path)
         found = [self._tpu_vm(node, zone) for node in nodes]
         with_node = {node.queued_resource for node in nodes}
         for item in queued:
@@ -135,9 +145,15 @@ class ProjectResources:
         if naming.FLEET not in node.labels:
             by_hand = MANUAL_LABELS.items() <= dict(node.labels).items()
             return Belongs.BY_HAND if by_hand else Belongs.OTHERS
-        host = urlsplit(node.metadata.get(naming.SERVER, "")).hostname or ""
+        belongs = self._fleet_of(node.metadata)
+        adopted = belongs is Belongs.OURS and adoption.adopted_as(node)
+        return Belongs.ADOPTED if adopted else belongs
+
+    def _fleet_of(self, metadata: Mapping[str, str]) -> Belongs:
+        """Whose slice it is, by the server that its hosts connect to."""
+        host = urlsplit(metadata.get(naming.SERVER, "")).hostname or ""
         if host in self._own:
-            return Belongs.ADOPTED if adoption.adopted_as(node) else Belongs.OURS
+            return Belongs.OURS
         # Somebody's server elsewhere cannot be asked; one in this network would be listed.
         elsewhere = host in self._servers or not _is_private(host)
         return Belongs.OTHERS if elsewhere else Belongs.ORPHANED
@@ -163,31 +179,58 @@ class ProjectResources:
 
     def _vms(self, vms: list[tuple[str, dict[str, Any]]]) -> Iterator[PaidResource]:
         """VMs of GKE are part of their node pools."""
-        groups = {body["name"]: zone for zone, body in self._aggregated("instanceGroupManagers")}
+        groups = {
+            body["name"]: zone
+            for zone, body in self._aggregated("instanceGroupManagers")
+            if naming.FLEET not in _config_of(body).get("labels", {})
+        }
         grouped: Counter[str] = Counter()
         for zone, vm in vms:
             if GKE_POOL in vm.get("labels", {}):
                 groups.pop(_group_of(vm), None)
                 continue
-            price = self._machine_price(zone, vm)
-            external = server_vm_prices.ADDRESS_USD_PER_HOUR if addresses_of(vm)[1] else 0.0
-            running = vm.get("status") not in _NOT_BILLED
-            group = _group_of(vm)
-            grouped[group] += 1
-            server = SERVER_LABEL in vm.get("labels", {}).items()
-            ours = server and addresses_of(vm)[0] in self._own
-            yield PaidResource(
-                kind="VM", name=vm["name"], location=zone,
-                type=naming.short_name(vm["machineType"]), state=vm.get("status", ""),
-                belongs=Belongs.OURS if ours else Belongs.OTHERS,
-                usd_per_hour=None if price is None else price + external if running else 0.0,
-                next=f"tpu deploy server --delete --name {vm['name']}" if ours else "",
-            )  # fmt: skip
+            grouped[_group_of(vm)] += 1
+            yield self._vm(zone, vm)
         for name, zone in groups.items():
             yield PaidResource(
                 kind="group", name=name, location=zone, type=f"{grouped[name]} VMs", state="",
                 belongs=Belongs.OTHERS, usd_per_hour=0.0,
             )  # fmt: skip
+        yield from self._waiting(vms)
+
+    def _vm(self, zone: str, vm: dict[str, Any]) -> PaidResource:
+        name, labels = vm["name"], vm.get("labels", {})
+        price = self._machine_price(zone, vm)
+        external = server_vm_prices.ADDRESS_USD_PER_HOUR if addresses_of(vm)[1] else 0.0
+        running = vm.get("status") not in _NOT_BILLED
+        ours = SERVER_LABEL in labels.items() and addresses_of(vm)[0] in self._own
+        belongs = Belongs.OURS if ours else Belongs.OTHERS
+        end = f"tpu deploy server --delete --name {name}"
+        if naming.FLEET in labels:
+            items = vm.get("metadata", {}).get("items", ())
+            belongs = self._fleet_of({item["key"]: item.get("value", "") for item in items})
+            group = _group_of(vm)
+            end = _delete_group(group, zone) if group else _delete_vm(name, zone)
+        return PaidResource(
+            kind="VM", name=name, location=zone, type=naming.short_name(vm["machineType"]),
+            state=vm.get("status", ""), belongs=belongs,
+            usd_per_hour=None if price is None else price + external if running else 0.0,
+            next=_next(belongs, labels, name, end),
+        )  # fmt: skip
+
+    def _waiting(self, vms: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[PaidResource]:
+        """Groups of slices that have no VM yet."""
+        with_vms = {_group_of(vm) for _, vm in vms}
+        for zone, group in self._aggregated("instanceGroupManagers"):
+            config, name = _config_of(group), group["name"]
+            labels = config.get("labels", {})
+            if naming.FLEET in labels and name not in with_vms:
+                belongs = self._fleet_of(config.get("metadata", {}))
+                yield PaidResource(
+                    kind="group", name=name, location=zone, type=f"{group['targetSize']} VMs",
+                    state="WAITING", belongs=belongs, usd_per_hour=0.0,
+                    next=_next(belongs, labels, name, _delete_group(name, zone)),
+                )  # fmt: skip
 
     def _machine_price(self, zone: str, vm: dict[str, Any]) -> float | None:
         """Of one VM: a TPU machine, or one whose family has a known price."""
@@ -293,6 +336,18 @@ def _next(belongs: Belongs, labels: Mapping[str, str], name: str, end: str) -> s
         job, pool = labels.get(naming.JOB), labels.get(naming.POOL)
         return f"tpu cancel {job}" if job else f"tpu pool delete {pool}" if pool else end
     return "" if belongs is Belongs.OTHERS else end
+
+
+def _config_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    return (group.get("allInstancesConfig") or {}).get("properties") or {}
+
+
+def _delete_group(name: str, zone: str) -> str:
+    return f"gcloud compute instance-groups managed delete {name} --zone {zone}"
+
+
+def _delete_vm(name: str, zone: str) -> str:
+    return f"gcloud compute instances delete {name} --zone {zone}"
 
 
 def _delete_queued(name: str, zone: str) -> str:

@@ -6,15 +6,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from datetime import timedelta
 from pathlib import Path
 
 from google.cloud import tpu_v2
 
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadRequest, ProviderError, ProviderUnavailable, RateLimited
+from tpufleet.errors import BadRequest, RateLimited
 from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice, SliceListing
 from tpufleet.model.fleet.slices import SliceId, settings_digest
 from tpufleet.model.job.pod_settings import PodSettings
@@ -34,12 +32,11 @@ from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
 from tpufleet.providers.tpu_vm.rate_limit import ZoneRateLimit
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
+from tpufleet.providers.tpu_vm.zone_listings import MIN_WAIT, ZoneListings
 from tpufleet.providers.tpu_vm.zone_observer import ZoneObserver, ZoneSlice, ZoneView
 
 # A release may use a view of the zone that is no older than this.
 MAX_VIEW_AGE = timedelta(seconds=15)
-# A listing waits for a zone this many times as long as that zone usually takes, within bounds.
-MIN_WAIT, MAX_WAIT, WAIT_FACTOR = 1.0, 20.0, 4.0
 
 
 class TpuVmProvider:
@@ -78,7 +75,7 @@ class TpuVmProvider:
             for zone in settings.zones
         }
         self._rate_limits = {zone: ZoneRateLimit(zone, monotonic) for zone in settings.zones}
-        self._listings = _ZoneListings(settings.zones, min_wait)
+        self._listings: ZoneListings[ZoneView] = ZoneListings(settings.zones, min_wait)
         self._released: set[SliceId] = set()
         self._given_back: set[SliceId] = set()  # adopted nodes that keep our labels
         self._lock = threading.Lock()
@@ -122,13 +119,7 @@ class TpuVmProvider:
 
     def listing(self, expected: Collection[ExpectedSlice] = ()) -> SliceListing:
         now = self._clock.now()
-        answers = self._listings.all(lambda zone: self._zones[zone].observe(now, expected))
-        views = {zone: view for zone, view in answers.items() if isinstance(view, ZoneView)}
-        if not views:
-            raise next(
-                (error for error in answers.values() if isinstance(error, ProviderError)),
-                ProviderUnavailable("no zone responded"),
-            )
+        views, errors = self._listings.all(lambda zone: self._zones[zone].observe(now, expected))
         slices = [
             zone_slice.cloud_slice for view in views.values() for zone_slice in view.slices.values()
         ]
@@ -139,10 +130,7 @@ class TpuVmProvider:
             working = {cloud.id for cloud in slices if cloud.state is CloudState.UP}
             self._given_back &= listed - working
             slices = [cloud for cloud in slices if cloud.id not in self._given_back]
-        return SliceListing(
-            slices,
-            {zone: str(answer) for zone, answer in answers.items() if zone not in views},
-        )
+        return SliceListing(slices, errors)
 
     def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
         if not self._settings.emulated:
@@ -212,7 +200,7 @@ class TpuVmProvider:
         """A node of this name exists: fine if this fleet requested it."""
         node = self._api.get_node(location.node(slice_id))
         if node is not None and node.labels.get(naming.FLEET) != naming.label_value(self._fleet):
-            raise BadRequest(f"TPU VM {slice_id} in {location.zone} belongs to another fleet")
+            raise naming.of_another_fleet(slice_id, location.zone)
 
     def _request_queued(self, order: Order, location: naming.TpuLocation) -> None:
         queued_id = naming.queued_id(order)
@@ -270,49 +258,3 @@ class TpuVmProvider:
             if zone_slice is not None and zone_slice.node:
                 return zone_slice.node
         raise no_such_slice(slice_id)
-
-
-class _ZoneListings:
-    """Observes all zones in parallel. A zone that does not respond is left out, and not asked again
-    until it has: it blocks one thread and delays no other zone."""
-
-    def __init__(self, zones: Sequence[str], min_wait: float) -> None:
-        self._pool = ThreadPoolExecutor(max(len(zones), 1), thread_name_prefix="tpu-vm")
-        self._zones = tuple(zones)
-        self._min_wait = min_wait
-        self._running: dict[str, Future[ZoneView | ProviderError]] = {}
-        self._usual: dict[str, float] = {}
-
-    def all(self, observe: Callable[[str], ZoneView]) -> dict[str, ZoneView | ProviderError]:
-        started = time.monotonic()
-        answers: dict[str, ZoneView | ProviderError] = {}
-        futures: dict[str, Future[ZoneView | ProviderError]] = {}
-        for zone in self._zones:
-            previous = self._running.get(zone)
-            if previous is not None and not previous.done():
-                answers[zone] = ProviderUnavailable(f"{zone} does not respond")
-            else:
-                futures[zone] = self._running[zone] = self._pool.submit(self._timed, observe, zone)
-        for zone, future in futures.items():
-            left = started + self._timeout(zone) - time.monotonic()
-            wait_for([future], timeout=max(0.0, left))
-            unanswered = ProviderUnavailable(f"{zone} does not respond")
-            answers[zone] = future.result() if future.done() else unanswered
-        return answers
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _timed(self, observe: Callable[[str], ZoneView], zone: str) -> ZoneView | ProviderError:
-        started = time.monotonic()
-        try:
-            view = observe(zone)
-        except ProviderError as error:
-            return error
-        self._usual[zone] = time.monotonic() - started
-        return view
-
-    def _timeout(self, zone: str) -> float:
-        usual = self._usual.get(zone)
-        longest = MAX_WAIT if usual is None else min(WAIT_FACTOR * usual, MAX_WAIT)
-        return max(self._min_wait, longest)

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 from google.cloud import tpu_v2
 
-from tpufleet.errors import BadInput, BadRequest
+from tpufleet.errors import BadInput, BadRequest, not_available
 from tpufleet.model.fleet.fleets import check_name, check_zone
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import type_lookup
-from tpufleet.providers.base import Order
+from tpufleet.providers.base import Order, require_zone
 from tpufleet.providers.tpu_vm import naming, startup_script
 from tpufleet.providers.tpu_vm.settings import CLOUD_PLATFORM, DataDisk, TpuVmSettings
 
@@ -24,11 +24,7 @@ def validate(order: Order, settings: TpuVmSettings) -> type_lookup.Accelerator:
         accelerator = type_lookup.find(order.accelerator)
     except BadInput as error:
         raise BadRequest(str(error)) from error
-    if order.zone not in settings.zones:
-        raise BadRequest(
-            f"zone {order.zone} is not configured (zones: {', '.join(settings.zones)}); "
-            "add it to tpu_vm.zones"
-        )
+    require_zone(order.zone, settings.zones, "tpu_vm.zones")
     runtime_version(accelerator, settings)
     return accelerator
 
@@ -36,10 +32,8 @@ def validate(order: Order, settings: TpuVmSettings) -> type_lookup.Accelerator:
 def runtime_version(accelerator: type_lookup.Accelerator, settings: TpuVmSettings) -> str:
     runtime = settings.runtimes.get(accelerator.generation, accelerator.runtime)
     if runtime is None:
-        raise BadRequest(
-            f"{type_lookup.short_name(accelerator.name)} is not available as a TPU VM; "
-            "use the provider gke"
-        )
+        name = type_lookup.short_name(accelerator.name)
+        raise BadRequest(not_available(name, "as a TPU VM", "compute or gke"))
     return runtime
 
 

@@ -53,6 +53,7 @@ class ServerVmSettings:
     network: str = "global/networks/default"
     subnetwork: Callable[[str], str] = lambda zone: ""  # of a zone
     service_account: str = "default"  # the default compute account of the project
+    slice_roles: tuple[str, ...] = (preflight_accounts.TPU_ADMIN,)  # with which it makes slices
     allowed: tuple[str, ...] = ()  # from where clients connect, besides the VPC
     port: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -185,8 +186,9 @@ class ServerVm:
         self._settings = replace(self._settings, zone=zone)
         account = self._settings.service_account
         return preflight_accounts.grants_for_server(
-            self._rest, self._settings.project, "" if account == "default" else account
-        )
+            self._rest, self._settings.project, "" if account == "default" else account,
+            self._settings.slice_roles,
+        )  # fmt: skip
 
     def _deployed_zone(self) -> str:
         """Where its state disk is: that of a deleted server is used again."""
@@ -424,12 +426,12 @@ class ServerVm:
         errors = answer.body.get("error", {}).get("errors", [])
         if errors:
             message = "; ".join(str(error.get("message", error)) for error in errors)
-            raise ProviderError(f"cannot {action}: {message}")
+            raise ProviderError(_cannot(action, message))
 
     def _check(self, answer: Answer, action: str) -> None:
         if answer.status < 300:
             return
-        message = f"cannot {action}: {answer.message or answer.status}"
+        message = _cannot(action, answer.message or answer.status)
         if answer.status in (401, 403):
             raise PermissionMissing(
                 f"{message}\n  next: gcloud services enable compute.googleapis.com "
@@ -440,6 +442,10 @@ class ServerVm:
 
     def _path(self, path: str) -> str:
         return f"compute/v1/projects/{self._settings.project}/{path}"
+
+
+def _cannot(action: str, reason: object) -> str:
+    return f"cannot {action}: {reason}"
 
 
 def _runs_a_server(machine: dict[str, Any]) -> bool:

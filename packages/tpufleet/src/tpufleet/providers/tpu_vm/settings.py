@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from tpufleet import schema
-from tpufleet.errors import BadInput
+from tpufleet.errors import together, too_long
 from tpufleet.model.fleet import fleets
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import type_lookup
@@ -26,7 +26,7 @@ CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 
 def _parse_metadata_value(value: Any) -> str:
     if not isinstance(value, str) or len(value.encode()) > 256 * 1024:
-        raise BadInput(f"must be text of at most 256 KiB, not {schema.quote(value)}")
+        raise too_long(256 * 1024, "bytes")
     return value
 
 
@@ -69,8 +69,8 @@ class DataDisk(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool = True
 
 
-class TpuVmSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The section `tpu_vm` of a config file."""
+class GoogleSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sections of TPU VMs and of Compute Engine instances have in common."""
 
     project: Annotated[
         str,
@@ -96,14 +96,10 @@ class TpuVmSettings(msgspec.Struct, frozen=True, kw_only=True):
         str, schema.text("e-mail address", r"([^@\s/]+@[^@\s/]+|default)?", example="default")
     ] = ""
     tags: tuple[_Tag, ...] = ()
-    data_disks: tuple[DataDisk, ...] = ()
     metadata: dict[_MetadataKey, Annotated[str, schema.custom("text", _parse_metadata_value)]] = {}
-    # By generation, overriding the defaults.
-    runtimes: dict[type_lookup.Generation, str] = {}
-    queue: tuple[Capacity, ...] = (Capacity.QUEUED,)  # capacity types requested as queued resources
-    valid_for: _Duration = timedelta(hours=24)  # how long a queued resource may wait
+    valid_for: _Duration = timedelta(hours=24)  # how long a request may wait in a queue
     gang_patience: _Duration = timedelta(minutes=3)  # the same for a gang of another capacity type
-    reservation: str = ""  # projects/…/locations/…/reservations/…
+    reservation: str = ""  # a name, or projects/…/reservations/NAME
     # What hosts install, made by `tpu deploy bundle`.
     bundle: Annotated[
         str,
@@ -132,21 +128,10 @@ class TpuVmSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     containers: bool = False  # jobs may use images; such a job can become root on its hosts
     format_disks: bool = False  # format attached disks that have no file system
-    # host:port of an emulator; empty: Google's API.
-    endpoint: Annotated[
-        str,
-        schema.text(
-            "host:port", r"((\[[0-9a-fA-F:]+\]|[^\s:/]+):[0-9]{1,5})?", example="127.0.0.1:8490"
-        ),
-    ] = ""
-
-    @property
-    def emulated(self) -> bool:
-        return bool(self.endpoint)
 
     def check(self) -> Iterator[tuple[str, str]]:
         if bool(self.bundle) != bool(self.bundle_sha256):
-            yield "bundle", "set both bundle and bundle_sha256 (`tpu deploy bundle`), or neither"
+            yield "bundle", together("bundle (`tpu deploy bundle`)", "bundle_sha256")
         for zone in self.zones:
             if self.subnetwork and not self.subnetwork_path(zone):
                 yield "subnetwork", f"none is in the region of {zone}; add it, or write names only"
@@ -170,6 +155,26 @@ class TpuVmSettings(msgspec.Struct, frozen=True, kw_only=True):
                 project = _after("projects", each) or self.network_project
                 return f"projects/{project}/regions/{region}/subnetworks/{each.rpartition('/')[2]}"
         return ""
+
+
+class TpuVmSettings(GoogleSettings, frozen=True, kw_only=True):
+    """The section `tpu_vm` of a config file."""
+
+    data_disks: tuple[DataDisk, ...] = ()
+    # By generation, overriding the defaults.
+    runtimes: dict[type_lookup.Generation, str] = {}
+    queue: tuple[Capacity, ...] = (Capacity.QUEUED,)  # capacity types requested as queued resources
+    # host:port of an emulator; empty: Google's API.
+    endpoint: Annotated[
+        str,
+        schema.text(
+            "host:port", r"((\[[0-9a-fA-F:]+\]|[^\s:/]+):[0-9]{1,5})?", example="127.0.0.1:8490"
+        ),
+    ] = ""
+
+    @property
+    def emulated(self) -> bool:
+        return bool(self.endpoint)
 
 
 def _after(part: str, url: str) -> str:

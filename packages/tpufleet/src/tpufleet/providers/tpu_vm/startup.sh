@@ -207,6 +207,14 @@ install_gcsfuse() {
   fi
 }
 
+# For jobs with images. The images of Cloud TPU VMs have it, those of Compute Engine do not.
+install_docker() {
+  if [[ "$(attribute_or tpufleet-containers no)" != yes ]] || command -v docker >/dev/null; then return; fi
+  stage 'installing tpufleet' 'docker'
+  { apt update && apt install --yes --no-install-recommends docker.io; } \
+    || say "docker cannot be installed: jobs with images will fail"
+}
+
 # With it an agent that starts again, after a crash or a reboot, proves that it is the agent of this
 # host. systemd opens it for the agent, whose user, that of the jobs too, cannot.
 keep_nonce() {
@@ -282,6 +290,7 @@ main() {
   install_bundle
   check_jax
   install_gcsfuse
+  install_docker
   start_agent
   say "agent started"
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.tpu_vm import naming
-from tpufleet.providers.tpu_vm.settings import TpuVmSettings
+from tpufleet.providers.tpu_vm.settings import GoogleSettings
 
 FOLDER = Path(__file__).parent
 
@@ -28,10 +28,10 @@ def _join(*names: str) -> str:
     return "\n".join((FOLDER / name).read_text() for name in names)
 
 
-def metadata(accelerator: Accelerator, settings: TpuVmSettings) -> dict[str, str]:
+def metadata(accelerator: Accelerator, settings: GoogleSettings) -> dict[str, str]:
     values = {
         "startup-script": script(),
-        "tpufleet-accelerator": accelerator.name,
+        naming.ACCELERATOR: accelerator.name,
         naming.HOSTS: str(accelerator.hosts),
         naming.GUEST_ATTRIBUTES: "TRUE",
         "tpufleet-chips": str(accelerator.chips_per_host),

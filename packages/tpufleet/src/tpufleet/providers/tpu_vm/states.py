@@ -9,6 +9,7 @@ from google.cloud import tpu_v2
 from tpufleet.model.fleet.cloud_slices import CloudState
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.pools import RefusalKind, refusal_kind
+from tpufleet.providers.base import no_capacity_within
 from tpufleet.providers.tpu_vm import error_mapping
 
 State = tpu_v2.Node.State
@@ -88,8 +89,8 @@ def queued_state(
     if queue_state is QueuedState.FAILED:
         return _why_failed(queued, message)
     if queue_state in WAITING and queued.create_time and now - queued.create_time >= timeout:
-        waited = int((now - queued.create_time).total_seconds())
-        return CloudState.REFUSED, f"no capacity within {waited} s", RefusalKind.CAPACITY
+        message = no_capacity_within(now - queued.create_time)
+        return CloudState.REFUSED, message, RefusalKind.CAPACITY
     return state, message, RefusalKind.CAPACITY
 
 

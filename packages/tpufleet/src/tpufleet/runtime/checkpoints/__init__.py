@@ -18,6 +18,7 @@ from tpufleet.runtime.checkpoints.types import (
     CheckpointStore,
 )
 from tpufleet.runtime.context import Context, context
+from tpufleet.runtime.progress_file import RESTORE, SAVE, timed
 
 __all__ = [
     "Checkpoint",
@@ -33,7 +34,8 @@ __all__ = [
 def latest() -> Checkpoint | None:
     """The newest complete checkpoint; damaged ones are skipped. Every process reads and verifies
     all parts, so all processes get the same answer."""
-    return open_checkpoints(context()).latest()
+    with timed(RESTORE):
+        return open_checkpoints(context()).latest()
 
 
 def save(
@@ -42,7 +44,8 @@ def save(
     """Call `writer(folder)` to write this process's part, and return when all parts are committed.
     Every process must call it with the same step. Raises CheckpointIncomplete when other parts are
     missing after `wait` seconds."""
-    return open_checkpoints(context()).save(step, writer, wait=wait)
+    with timed(SAVE):
+        return open_checkpoints(context()).save(step, writer, wait=wait)
 
 
 def prune(keep: int) -> None:

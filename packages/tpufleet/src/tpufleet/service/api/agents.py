@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 from starlette.responses import FileResponse, Response
 
-from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unauthorized
+from tpufleet.errors import BadInput, Conflict, Forbidden, Unauthorized, not_found
 from tpufleet.model.api_types import Acknowledgement, LogSize
 from tpufleet.model.fleet.agent_protocol import (
     PROTOCOL,
@@ -40,6 +40,7 @@ from tpufleet.service.transport.routing import (
 )
 
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
+OFFSET = "position of the first byte in the file"
 LATE_OUTPUT = timedelta(minutes=10)  # after the end of an attempt: of a host that was cut off
 NONCE_LENGTHS = (16, 128)
 
@@ -106,7 +107,7 @@ async def heartbeat(
     params=(
         Param("attempt", "attempt id"),
         Param("host", "host id"),
-        Param("offset", "position of the first byte in the log", number=True),
+        Param("offset", OFFSET, number=True),
     ),
     body=bytes,
     response=LogSize,
@@ -119,7 +120,7 @@ def append_log(call: ApiCall, logs: LogFiles) -> object:
     _require_open_log(call, attempt)
     offset = call.query_int("offset", None)
     if offset is None:
-        raise BadInput("offset: missing; give the position of the first byte in the log")
+        raise BadInput(f"offset: missing; give the {OFFSET}")
     try:
         return LogSize(size=logs.append(attempt.id, host, offset, call.body))
     except LogGap as gap:
@@ -145,7 +146,7 @@ def put_host_command_result(
     SLICE_TOKEN,
     params=(
         Param("host", "host id"),
-        Param("offset", "position of the first byte in the file", number=True),
+        Param("offset", OFFSET, number=True),
     ),
     body=bytes,
     limit=MAX_CHUNK_BYTES,
@@ -169,7 +170,7 @@ def put_result(call: ApiCall, results: ResultFiles) -> Acknowledgement:
     """Upload the result of a job; `done` is false when it already has one."""
     attempt = _attempt(call)
     if not attempt.live:
-        raise Conflict(f"attempt {attempt.id} has ended; its result is no longer accepted")
+        raise Conflict(_too_late(attempt))
     return Acknowledgement(done=results.put(attempt.job_id, call.body))
 
 
@@ -194,7 +195,7 @@ def _attempt(call: ApiCall) -> Attempt:
     identifiers.parse_attempt_id(attempt_id)
     attempt = call.store.attempt(attempt_id)
     if attempt is None:
-        raise NotFound(f"no attempt with id {attempt_id!r}")
+        raise not_found("attempt", attempt_id, "jobs")
     if slice_id not in attempt.slices:
         raise Forbidden(f"attempt {attempt_id} does not run on slice {slice_id}")
     check_host_exists(host, require_slice(call.store, slice_id))
@@ -209,7 +210,11 @@ def _require_open_log(call: ApiCall, attempt: Attempt) -> None:
     holder = require_slice(call.store, _slice_of(_host(call))).job_id
     late = attempt.ended_at is not None and call.now - attempt.ended_at > LATE_OUTPUT
     if late or holder not in (None, attempt.job_id):
-        raise Forbidden(f"attempt {attempt.id} has ended; its output is no longer accepted")
+        raise Forbidden(_too_late(attempt))
+
+
+def _too_late(attempt: Attempt) -> str:
+    return f"attempt {attempt.id} has ended; nothing more of it is accepted"
 
 
 class _Sender(msgspec.Struct):

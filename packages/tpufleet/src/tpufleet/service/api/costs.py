@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
+from tpufleet.errors import busy
 from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.budgets import BUDGET_REPORT, BudgetReport
 from tpufleet.model.people.costs import CostReport, CostRow, StockReport
@@ -36,10 +37,10 @@ router = Router()
     ),
 )
 def get_costs(call: ApiCall, table: PriceTable) -> CostReport:
-    """Report chip hours and costs, paid and lost."""
+    """Report chip hours and costs, and what was not useful of them."""
     since = call.query_time("since")
     if not _reporting.acquire(blocking=False):
-        raise TooManyRequests("another report of costs is being computed")
+        raise TooManyRequests(busy("report of costs"))
     try:
         return _report(call, since, table)
     finally:
@@ -56,7 +57,7 @@ def _report(call: ApiCall, since: datetime | None, table: PriceTable) -> CostRep
 
 @router.get("/jobs/{ref}/cost", Role.VIEWER)
 def get_job_cost(call: ApiCall, table: PriceTable, job: Job) -> CostReport:
-    """Report chip hours of one job, by type of slice: billed, running and lost."""
+    """Report chip hours of one job, by type of slice: billed, useful, and the rest by class."""
     attempts = call.store.attempts(job.id)
     slices = {each.id: each for each in call.store.slices(live_only=False, job_id=job.id)}
     for slice_id in {slice_id for attempt in attempts for slice_id in attempt.slices}:

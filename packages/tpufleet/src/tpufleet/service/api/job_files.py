@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import must_be
 from tpufleet.model.api_types import (
     JobPage,
     JobSelection,
@@ -101,7 +101,7 @@ def create_link(call: ApiCall, secret: ServerSecret, body: NewLink, job: Job) ->
     """Create a link to the logs or the result of a job that works without a token."""
     call.user.require_job_owner(job)
     if body.resource not in _LINKED_RESOURCES:
-        raise BadInput(f"resource: must be logs or result, not {body.resource[:40]!r}")
+        raise must_be("logs or result", body.resource, "resource")
     check_range("expires_in", body.expires_in, SECOND, signed_links.MAX_LIFETIME)
     expires_at = (call.now + body.expires_in).replace(microsecond=0)
     path = f"{API_PREFIX}/jobs/{job.id}/{body.resource}"

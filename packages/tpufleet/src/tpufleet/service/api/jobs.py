@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from tpufleet.errors import BadInput, Forbidden
+from tpufleet.errors import Forbidden, unknown
 from tpufleet.model.api_types import (
     Comparison,
     EventPage,
@@ -27,7 +27,6 @@ from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.model.tpu import prices
 from tpufleet.service.api import events
-from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs import (
     commands,
@@ -118,9 +117,9 @@ def get_job(call: ApiCall, job: Job) -> JobDetail:
 
 
 @router.get("/jobs/{ref}/why", Role.VIEWER)
-def explain_job(call: ApiCall, logs: LogFiles, table: PriceTable, job: Job) -> JobExplanation:
+def explain_job(call: ApiCall, table: PriceTable, job: Job) -> JobExplanation:
     """Explain why a job is waiting, or why it ended."""
-    explanation = explain.explain(call.store, job, call.now, logs.updated_at)
+    explanation = explain.explain(call.store, job, call.now)
     priced = tuple(
         each
         if each.provider in SIMULATED_PROVIDERS
@@ -204,8 +203,6 @@ def _states(text: str | None) -> frozenset[JobState]:
     chosen: frozenset[JobState] = frozenset()
     for name in (text or "").split(","):
         if name and name not in known:
-            raise BadInput(
-                f"state: unknown state {name[:40]!r}{identifiers.suggestion(name, known)}"
-            )
+            raise unknown("state", name, known, "state")
         chosen |= known.get(name, frozenset())
     return chosen

@@ -6,7 +6,7 @@ import shlex
 
 from starlette.responses import Response, StreamingResponse
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import must_be
 from tpufleet.model.api_types import (
     AdoptedNode,
     AdoptRequest,
@@ -112,7 +112,7 @@ def send_host_command(
     """Run a command or a diagnosis on hosts of a slice, through their agents."""
     slice_id = SliceId(call.path_param("id"))
     if not 1 <= len(body.id) <= 64 or not body.id.isalnum():
-        raise BadInput("id: must be 1 to 64 letters and digits")
+        raise must_be("1 to 64 letters and digits", body.id, "id")
     words = 1 if body.kind is HostCommandKind.COMMAND else 0
     check_range("command: number of words", len(body.command), words, MAX_ARGUMENTS)
     check_range("timeout", body.timeout, SECOND, MAX_TIMEOUT)

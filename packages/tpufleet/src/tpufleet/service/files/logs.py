@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from tpufleet.errors import Conflict
@@ -146,14 +145,6 @@ class LogFiles:
     def size(self, attempt: AttemptId, host: HostId) -> int:
         """Where it ends, whether or not all of it is still stored."""
         return self._log(attempt, host).last().end
-
-    def updated_at(self, attempt: AttemptId, host: HostId) -> datetime | None:
-        """When output came last; None: there is none."""
-        try:
-            written = self._log(attempt, host).last().path.stat().st_mtime
-        except FileNotFoundError:
-            return None
-        return datetime.fromtimestamp(written, UTC)
 
     def read(self, attempt: AttemptId, host: HostId, offset: int, count: int) -> bytes:
         """At most `count` bytes; fewer only at the end of the log, or before a part that was

@@ -9,11 +9,11 @@ import hmac
 import logging
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, Conflict, NotFound
-from tpufleet.service.lookups import not_found
+from tpufleet.errors import BadInput, Conflict, not_found, too_long
 from tpufleet.service.operations import log_redaction
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store
@@ -40,7 +40,14 @@ class SealedValues:
     authenticated too, so a secret cannot be passed off as another."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        self._ciphers = [_cipher(key) for key in dict.fromkeys(keys)]
+        self._keys = tuple(dict.fromkeys(keys))
+
+    @cached_property
+    def _ciphers(self) -> Sequence[AESGCM]:
+        """When first used: most servers have no secrets, and the library takes 7 MB."""
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        return [AESGCM(key) for key in self._keys]
 
     def seal(self, name: str, value: str) -> bytes:
         nonce = os.urandom(_NONCE_BYTES)
@@ -105,9 +112,7 @@ class JobSecrets:
     def put(self, name: str, value: str, owner: str | None = None) -> None:
         identifiers.check_secret_name(name)
         if "\0" in value or len(value.encode()) > MAX_SECRET_BYTES:
-            raise BadInput(
-                f"value: must be text of at most {MAX_SECRET_BYTES} bytes, without null characters"
-            )
+            raise too_long(MAX_SECRET_BYTES, "bytes", "value")
         if value.startswith("file:"):
             # Agents would read it as the path of a file on their host.
             raise BadInput(
@@ -129,7 +134,7 @@ class JobSecrets:
         key = _object_name(identifiers.check_secret_name(name), owner)
         if not self._store.read_objects([key]):
             kind = "shared secret" if owner is None else "secret"
-            raise NotFound(not_found(kind, name, self.names(owner), "secret list"))
+            raise not_found(kind, name, "secret list", self.names(owner))
         self._store.delete_objects([key])
         log_redaction.forget(owner, _log_source(name))
 
@@ -148,9 +153,3 @@ def _object_name(name: str, owner: str | None) -> str:
 
 def _log_source(name: str) -> str:
     return f"secret/{name}"
-
-
-def _cipher(key: bytes) -> AESGCM:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    return AESGCM(key)

@@ -95,10 +95,6 @@ class SharedLogs(LogFiles):
         last = self._last(_log_name(attempt, host))
         return _end(last) if last is not None else 0
 
-    def updated_at(self, attempt: AttemptId, host: HostId) -> datetime | None:
-        last = self._last(_log_name(attempt, host))
-        return None if last is None else last.at
-
     def read(self, attempt: AttemptId, host: HostId, offset: int, count: int) -> bytes:
         log = _log_name(attempt, host)
         parts: list[bytes] = []
@@ -162,7 +158,7 @@ class SharedLogs(LogFiles):
                     started = True
                 self.compact()
             except Exception as error:
-                log_failure(logger, "move logs to the bucket", error)
+                log_failure(logger, "upload logs to the bucket", error)
 
     def _find_growing(self) -> None:
         """What a server that was lost has left."""

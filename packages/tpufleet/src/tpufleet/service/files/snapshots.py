@@ -29,6 +29,7 @@ from tpufleet.model.job.snapshots import (
     LINK,
     REGULAR,
     SnapshotEntry,
+    not_stored,
     require_digest,
     require_path,
     require_unpackable,
@@ -238,9 +239,7 @@ def _copy_entry(tar: TarReader, entry: tarfile.TarInfo, copy: tarfile.TarFile) -
         copy.addfile(bare)
         return SnapshotEntry(path=entry.name, mode=LINK, target=entry.linkname)
     if not entry.isreg():
-        raise BadInput(
-            f"the snapshot contains {entry.name!r}, which is not a file, folder or symlink"
-        )
+        raise not_stored(entry.name)
     bare.size, bare.mode = entry.size, EXECUTABLE if entry.mode & 0o100 else REGULAR
     reader = _HashingReader(tar)
     copy.addfile(bare, cast(IO[bytes], reader))

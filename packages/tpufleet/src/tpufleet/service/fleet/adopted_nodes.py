@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 
-from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.errors import BadInput, Conflict, not_found
 from tpufleet.model.api_types import AdoptRequest
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.slices import ADOPTING_PROVIDERS, SliceId, SliceState, TpuSlice
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.lookups import not_found, require_pool
+from tpufleet.service.lookups import require_pool
 from tpufleet.stores.base import ChangeSet
 
 # A name is at most 63 characters long, also as a label, with a suffix of 7.
@@ -83,4 +83,4 @@ def _find(context: CommandContext, name: str) -> TpuSlice:
         return matches[0]
     if any(each.id == name for each in slices):
         raise _created_here(name)
-    raise NotFound(not_found("adopted node", name, (), "inventory"))
+    raise not_found("adopted node", name, "inventory")

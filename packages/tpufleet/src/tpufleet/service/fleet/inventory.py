@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.errors import BadInput, Conflict, not_found
 from tpufleet.model.fleet.hosts import HostId, host_id
 from tpufleet.model.fleet.inventory import (
     ChipCount,
@@ -23,7 +23,6 @@ from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values.names import label_error
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.lookups import not_found
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store
 
@@ -176,7 +175,7 @@ def annotate(context: CommandContext, name: str, change: InventoryChange) -> Inv
     if not _exists(store, key):
         key = next((note.id for note in known.values() if note.alias == name and name), name)
     if not _exists(store, key):
-        raise NotFound(not_found("slice, pool or alias", name, (), "inventory"))
+        raise not_found("slice, pool or alias", name, "inventory")
     for field in ("note", "belongs_to"):
         identifiers.check_text(field, getattr(change, field) or "", MAX_TEXT)
     if change.alias and (fault := label_error(change.alias)):

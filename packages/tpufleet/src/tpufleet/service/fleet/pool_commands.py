@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from tpufleet.errors import BadInput, Conflict
+from tpufleet.errors import BadInput, Conflict, unknown
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job import pod_settings
@@ -29,8 +29,7 @@ def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> P
     if fault := label_error(pool.name):
         raise BadInput(f"name: {fault}")
     if pool.provider not in providers:
-        near = identifiers.suggestion(pool.provider, providers)
-        raise BadInput(f"provider: unknown provider {pool.provider!r}{near}")
+        raise unknown("provider", pool.provider, providers, "provider")
     if pool.largest < 1 or not 0 <= pool.smallest <= pool.largest:
         raise BadInput("smallest, largest: must satisfy 0 ≤ smallest ≤ largest and 1 ≤ largest")
     if pool.slices_per_user is not None:
@@ -55,8 +54,7 @@ def _check_members(context: CommandContext, members: Sequence[str], before: Sequ
     for member in members:
         identifiers.check_user_name(member)
         if member not in users and member not in before:
-            near = identifiers.suggestion(member, users)
-            raise BadInput(f"members: unknown user {member!r}{near}")
+            raise unknown("user", member, users, "members")
 
 
 def remove_member(context: CommandContext, name: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpufleet.errors import BadInput, Conflict, Fenced, NotFound
+from tpufleet.errors import BadInput, Conflict, Fenced, not_found
 from tpufleet.model.api_types import NewReservation
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import (
@@ -23,7 +23,7 @@ from tpufleet.model.people.users import Role
 from tpufleet.policy.scheduling import reservation_limits
 from tpufleet.service import leases
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.lookups import not_found, require_member, require_pool
+from tpufleet.service.lookups import require_member, require_pool
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import ChangeSet, Lease, Store
 
@@ -179,7 +179,7 @@ def find(store: Store, reservation_id: str) -> Reservation:
         ]
         if len(known) == 1 and reservation_id:
             return known[0]
-        raise NotFound(not_found("reservation", reservation_id, (), "reserve list"))
+        raise not_found("reservation", reservation_id, "reserve list")
     return reservation
 
 

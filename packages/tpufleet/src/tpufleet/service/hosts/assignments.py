@@ -11,7 +11,7 @@ from tpufleet.model.fleet.hosts import HostId, host_id
 from tpufleet.model.fleet.slices import SliceId, TpuSlice
 from tpufleet.model.job import mounts
 from tpufleet.model.job.attempts import Attempt, AttemptState
-from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.end_reasons import END_REASONS, EndReason
 from tpufleet.model.job.jobs import Job, ParentRelation
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import type_lookup
@@ -94,13 +94,16 @@ class Assignments:
             hostnames=tuple(hosts[at].address if at in hosts else "" for at in range(kind.hosts)),
             slice_index=slice_index,
             num_slices=len(attempt.slices),
+            max_slices=job.spec.max_slices,
             process_id=slice_index * kind.hosts,
             num_processes=len(attempt.slices) * kind.hosts,
             coordinator_address=f"{address}:{port}",
             megascale_coordinator=address,
             chips=kind.chips_per_host,
             accelerator=kind.name,
+            last_step=self._last_step(attempt, job),
             stop=_stop(attempt),
+            stop_message=_stop_message(attempt),
             abort=attempt.aborted,
             python=job.spec.python,
             dependencies=job.spec.dependencies,
@@ -110,6 +113,13 @@ class Assignments:
             owned_by_admin=owner is not None and owner.role is Role.ADMIN,
         )
         return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)
+
+    def _last_step(self, attempt: Attempt, job: Job) -> int | None:
+        if attempt.number == job.fresh_from:
+            return None
+        earlier = self._store.attempts(job.id)[job.fresh_from : attempt.number]
+        steps = [each.last_step for each in earlier if each.last_step is not None]
+        return max(steps, default=None)
 
     def _lineage_variables(self, attempt: Attempt, job: Job) -> dict[str, str]:
         """How often the work was continued before, over attempts and resumed jobs; and one run of
@@ -159,6 +169,13 @@ def job_location(location: str) -> str:
 
 
 def _stop(attempt: Attempt) -> EndReason | None:
+    if attempt.stop_reason is EndReason.RESIZED:
+        return EndReason.SUPERSEDED  # the same to an agent, and earlier ones know no other
     if attempt.stop_reason is not None:
         return attempt.stop_reason
     return EndReason.USER_ERROR if attempt.state is AttemptState.STOPPING else None
+
+
+def _stop_message(attempt: Attempt) -> str:
+    resized = attempt.stop_reason is EndReason.RESIZED
+    return END_REASONS[EndReason.RESIZED].description if resized else ""

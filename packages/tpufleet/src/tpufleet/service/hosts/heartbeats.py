@@ -287,7 +287,9 @@ class Heartbeats:
     def _is_change(self, heartbeat: Heartbeat, host: Host | None, now: datetime) -> bool:
         """Compared with what was sent last, or else with the row: a change that is reverted before
         the controller saw it is sent too."""
-        facts, recorded = reported_facts(heartbeat), None if host is None else reported_facts(host)
+        facts = reported_facts(heartbeat)
+        # Of one that was silent, the first report that comes back is news.
+        recorded = reported_facts(host) if host is not None and host.up_at is not None else None
         sent = self._sent.get(heartbeat.host_id)
         if sent is not None and sent.facts == recorded:
             self._sent.pop(heartbeat.host_id)
@@ -338,6 +340,7 @@ def reported_facts(source: Heartbeat | Host) -> tuple[object, ...]:
         source.exit,
         source.notice,
         source.environment,
+        source.startup,
     )
 
 
@@ -346,14 +349,16 @@ def on_server_clock(
 ) -> tuple[Heartbeat, tuple[ProgressPoint, ...]]:
     """Progress with the time by this server's clock, and the points apart. The clocks of hosts are
     off and can step; only the difference of two of their times is used."""
-    sent_at = _utc(heartbeat.at)
+    if heartbeat.at.tzinfo is None:
+        heartbeat = replace(heartbeat, at=_utc(heartbeat.at))
 
     def on_server(moment: datetime) -> datetime:
-        return now - min(max(sent_at - _utc(moment), timedelta(0)), _MAX_PROGRESS_AGE)
+        return now - min(max(heartbeat.at - _utc(moment), timedelta(0)), _MAX_PROGRESS_AGE)
 
     progress = heartbeat.progress
-    if progress is not None and progress.at is not None:
-        progress = replace(progress, at=on_server(progress.at))
+    if progress is not None:
+        at, output_at = (each and on_server(each) for each in (progress.at, progress.output_at))
+        progress = replace(progress, at=at, output_at=output_at)
     points = tuple(
         replace(point, at=on_server(point.at)) for point in heartbeat.points[-MAX_HEARTBEAT_POINTS:]
     )

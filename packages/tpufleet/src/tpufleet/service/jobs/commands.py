@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tpufleet.errors import BadInput, Conflict, Forbidden
+from tpufleet.errors import BadInput, Conflict, Forbidden, unknown
 from tpufleet.model.api_types import FaultRequest, JobChanges, SecretValue
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
@@ -173,9 +173,7 @@ def request_fault(
 ) -> None:
     """Request that the provider injects a fault into a slice."""
     if request.fault not in faults:
-        raise BadInput(
-            f"unknown fault {request.fault!r}{identifiers.suggestion(request.fault, faults)}"
-        )
+        raise unknown("fault", request.fault, faults)
     tpu_slice = require_slice(context.store, slice_id)
     require_slice_access(context, tpu_slice)
     if tpu_slice.state is SliceState.GONE:

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, NotFound, busy
 from tpufleet.model.api_types import CodeDifference, Comparison, FileDifference
 from tpufleet.model.job import job_file
 from tpufleet.model.job.jobs import Job
@@ -139,7 +139,7 @@ def _code_differences(snapshots: SnapshotFiles, jobs: Sequence[Job]) -> tuple[Co
     if all(other.snapshot == base.snapshot for other in others):
         return tuple(CodeDifference(job_id=other.id, same=True) for other in others)
     if not _running.acquire(blocking=False):
-        raise TooManyRequests("another comparison is running")
+        raise TooManyRequests(busy("comparison"))
     try:
         room, before = _Room(), _Snapshot(snapshots, base)
         return tuple(_code_difference(snapshots, before, other, room) for other in others)

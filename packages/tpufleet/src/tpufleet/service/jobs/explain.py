@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpufleet.model.api_types import AttemptSummary, JobExplanation, JobRow, SliceRow
-from tpufleet.model.fleet.hosts import HostId, Progress, host_id
+from tpufleet.model.fleet.hosts import Progress
 from tpufleet.model.fleet.pools import CapacityRefusal, RefusalKind
 from tpufleet.model.fleet.server_status import CONTACT
 from tpufleet.model.fleet.slices import SliceState
-from tpufleet.model.job.attempts import Attempt, AttemptId, AttemptState
+from tpufleet.model.job.attempts import Attempt, AttemptState, Recovery
 from tpufleet.model.job.end_reasons import END_REASONS, EndReason
 from tpufleet.model.job.jobs import Job, JobState
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.policy.events import count_of
-from tpufleet.policy.recovery import liveness
+from tpufleet.policy.recovery import elasticity, job_step, liveness, recovery_time
 from tpufleet.policy.scheduling.source_choice import CapacitySource, RefusalHistory
 from tpufleet.service.fleet import capacity_sources
 from tpufleet.service.jobs import job_queue, queries
@@ -33,12 +32,10 @@ _REFUSED = {
 }
 
 
-OutputTime = Callable[[AttemptId, HostId], datetime | None]  # of the last output of a host
+MAX_RECOVERIES = 5
 
 
-def explain(
-    store: Store, job: Job, now: datetime, output_at: OutputTime = lambda attempt, host: None
-) -> JobExplanation:
+def explain(store: Store, job: Job, now: datetime) -> JobExplanation:
     attempts = store.attempts(job.id)
     brief = JobExplanation(
         job_id=job.id,
@@ -51,8 +48,7 @@ def explain(
         return _explain_ended(job, attempts, brief, store.files_deleted_at(job.id))
     if not attempts or not attempts[-1].live:
         return _explain_waiting(store, job, attempts, brief, now)
-    at = output_at(attempts[-1].id, host_id(attempts[-1].slices[0], 0))
-    return _explain_running(store, job, attempts, brief, now, at)
+    return _explain_running(store, job, attempts, brief, now)
 
 
 def _explain_waiting(
@@ -85,12 +81,7 @@ def _explain_waiting(
     if refusals:
         moments.append(min(refusal.until for refusal in refusals))
     rows = queries.slice_rows(store, store.slices(job_id=job.id), now)
-    for tpu_slice in (row for row in rows if row.state is not SliceState.RELEASING):
-        details.append(
-            f"slice {tpu_slice.id} is {tpu_slice.state}, requested "
-            f"{format_duration(now - tpu_slice.requested_at)} ago; {tpu_slice.hosts_seen} of "
-            f"{tpu_slice.hosts} hosts are up{_provider_reason(tpu_slice)}"
-        )
+    details += [_describe_slice(row, now) for row in rows if row.state is not SliceState.RELEASING]
     released = [row.id for row in rows if row.state is SliceState.RELEASING]
     if released:
         details.append(f"being released: {', '.join(released)}")
@@ -101,6 +92,14 @@ def _explain_waiting(
         until=max(moments, default=None),
         ahead=ahead,
         sources=capacity_sources.source_statuses(store, job, now),
+    )
+
+
+def _describe_slice(tpu_slice: SliceRow, now: datetime) -> str:
+    return (
+        f"slice {tpu_slice.id} is {tpu_slice.state}, requested "
+        f"{format_duration(now - tpu_slice.requested_at)} ago; {tpu_slice.hosts_seen} of "
+        f"{tpu_slice.hosts} hosts are up{_provider_reason(tpu_slice)}"
     )
 
 
@@ -131,15 +130,17 @@ def _explain_running(
     attempts: list[Attempt],
     brief: JobExplanation,
     now: datetime,
-    output_at: datetime | None,
 ) -> JobExplanation:
     row: JobRow = queries.job_rows(store, [job])[0]
     details = [_last_attempt(brief)]
     details += _setup_details(store, attempts[-1])
+    details += _recovery_details(attempts)
+    details += _growth_details(store, job, attempts, now)
     if row.progress is not None:
         details.append(describe_progress(row.progress, now))
-    if output_at is not None:
-        details.append(f"last output of host 0 {format_duration(now - output_at)} ago")
+        if row.progress.output_at is not None:
+            ago = format_duration(now - row.progress.output_at)
+            details.append(f"last output of host 0 {ago} ago")
     if job.cancel_requested_by is not None:
         details.append(f"cancellation requested by {job.cancel_requested_by}")
     limit = liveness.timeout_at(job, tuple(attempts))
@@ -150,6 +151,28 @@ def _explain_running(
 
 def _last_attempt(brief: JobExplanation) -> str:
     return f"attempt {brief.attempts[-1].number}: {brief.attempts[-1].message}"
+
+
+def _growth_details(store: Store, job: Job, attempts: list[Attempt], now: datetime) -> list[str]:
+    """What keeps an elastic job from running on all of its slices."""
+    attempt = attempts[-1]
+    if len(attempt.slices) >= job.spec.max_slices or attempt.state is AttemptState.STOPPING:
+        return []
+    size = elasticity.size(job.spec, attempt.slices)
+    since = format_duration(now - attempt.created_at)
+    details = [f"on {size} slices for {since}: {elasticity.cause(attempts)}"]
+    held = store.slices(job_id=job.id)
+    if len(held) < job.spec.max_slices:
+        refusals = blocking_refusals(store, job, now)
+        details += [_describe_refusal(job, refusal, now) for refusal in refusals]
+    rows = queries.slice_rows(store, [each for each in held if each.id not in attempt.slices], now)
+    details += [_describe_slice(row, now) for row in rows]
+    usable = [each for each in held if each.state in job_step.USABLE_STATES]
+    grows_at = elasticity.grows_at(job.spec, attempts, usable)
+    if grows_at is not None:
+        wait = f" in {format_duration(grows_at - now)}" if grows_at > now else ""
+        details.append(f"continues on more slices at its first checkpoint{wait}")
+    return details
 
 
 def _setup_details(store: Store, attempt: Attempt) -> list[str]:
@@ -164,10 +187,28 @@ def _setup_details(store: Store, attempt: Attempt) -> list[str]:
     return [f"of {count_of(len(hosts), 'host')}: {busy}"] if busy else []
 
 
+def _recovery_details(attempts: list[Attempt]) -> list[str]:
+    recoveries = recovery_time.recoveries(attempts)
+    return [_describe_recovery(each) for each in recoveries[-MAX_RECOVERIES:]]
+
+
+def _describe_recovery(recovery: Recovery) -> str:
+    resumed = ""
+    if recovery.resumed_step is not None:
+        again = f", {count_of(recovery.lost_steps, 'step')} again" if recovery.lost_steps else ""
+        resumed = f"resumed at step {recovery.resumed_step}{again}; "
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in recovery.parts.items())
+    return (
+        f"attempt {recovery.attempt}: {resumed}next step {recovery.seconds:.1f} s after "
+        f"{END_REASONS[recovery.reason].description} ({parts})"
+    )
+
+
 def _explain_ended(
     job: Job, attempts: list[Attempt], brief: JobExplanation, files_deleted_at: datetime | None
 ) -> JobExplanation:
     details = [_last_attempt(brief)] if attempts else []
+    details += _recovery_details(attempts)
     info = END_REASONS.get(job.end_reason) if job.end_reason is not None else None
     # Without an attempt, nothing was detected on a host: the reason says why it was not placed. A
     # program error is in the message already, with the exit status by which it is known.

@@ -194,7 +194,7 @@ def _forecast_pool(
     demands = [
         QueuedDemand(
             job_id=job.id,
-            slices=max(0, job.spec.slices - held.get(job.id, 0)),
+            slices=max(0, job.spec.min_slices - held.get(job.id, 0)),
             runs_for=None if job.spec.timeout is None else job.spec.timeout + job.spec.grace,
             owner=job.owner,
             not_before=begins,
@@ -317,10 +317,14 @@ def move(context: CommandContext, job: Job, request: QueueMove) -> Job:
     foreign = [each for each in passed.values() if each.owner != context.caller.name]
     if foreign:
         other = foreign[0]
-        context.caller.require_admin(f"moving it ahead of {other.owner}/{other.spec.name}")
+        context.caller.require_admin(_moved("moving", other))
     if target >= len(others):
         return job
     return _put_before(context, job, others[target], usage_steps(context.store))
+
+
+def _moved(verb: str, other: Job) -> str:
+    return f"{verb} it ahead of {other.owner}/{other.spec.name}"
 
 
 def _not_waiting(job: Job) -> Conflict:
@@ -336,9 +340,7 @@ def _put_before(context: CommandContext, job: Job, other: Job, steps: Mapping[st
         commands.require_priority(context.caller, priority)
     edit = JobEdit(job_id=job.id, queued_at=moment, priority=priority)
     by = context.caller.name
-    return commands.edit_job(
-        context, job, edit, f"{by} moved it ahead of {other.owner}/{other.spec.name}"
-    )
+    return commands.edit_job(context, job, edit, _moved(f"{by} moved", other))
 
 
 def _put_last(context: CommandContext, job: Job, others: Sequence[Job]) -> Job:

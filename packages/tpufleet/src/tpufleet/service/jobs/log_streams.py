@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import NotFound, invalid, no_such_host, not_found
 from tpufleet.model.api_types import LogLine
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
@@ -48,9 +48,7 @@ def parse_position(text: str | None) -> LogPosition | None:
         return None
     match = _POSITION.fullmatch(text)
     if match is None:
-        raise BadInput(
-            f"invalid log position {text[:80]!r}: expected ATTEMPT:OFFSETS, such as 0:120.7"
-        )
+        raise invalid(text, "a position of a log", "0:120.7")
     offsets = tuple(int(part) for part in (match[2] or "").split(".") if part)
     return LogPosition(attempt=int(match[1]), offsets=offsets)
 
@@ -64,12 +62,12 @@ class LogSelection:
     tail: int | None = None  # only the last lines of each host
 
     def validate(self, job: Job) -> None:
-        count = job.spec.slices * type_lookup.find(job.spec.accelerator).hosts
+        count = job.spec.max_slices * type_lookup.find(job.spec.accelerator).hosts
         if self.host is None:
             return
         number = re.fullmatch(r"[0-9]{1,9}", self.host)
         if number is None or int(self.host) >= count:
-            raise NotFound(f"job {job.id} has hosts 0 to {count - 1}, not {self.host[:40]!r}")
+            raise NotFound(str(no_such_host(f"job {job.id}", count, self.host[:40])))
 
     def hosts(self, store: Store, attempt: Attempt) -> list[tuple[int, HostId]]:
         ranked = list(enumerate(queries.hosts_by_rank(store, attempt)))
@@ -201,7 +199,5 @@ def _newest(store: Store, job: Job, number: int | None) -> Attempt | None:
         return store.newest_attempts([job.id]).get(job.id)
     attempt = store.attempt(attempt_id(job.id, number))
     if attempt is None:
-        raise NotFound(
-            f"job {job.id} has no attempt {number}; list its attempts with `tpu show {job.id}`"
-        )
+        raise not_found("attempt", number, f"show {job.id}")
     return attempt

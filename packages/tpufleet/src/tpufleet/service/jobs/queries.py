@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import zip_longest
 
-from tpufleet.errors import Conflict, NotFound
+from tpufleet.errors import Conflict, NotFound, not_found
 from tpufleet.model.api_types import (
     EventPage,
     HostRow,
@@ -20,8 +21,8 @@ from tpufleet.model.fleet.slices import SliceId, TpuSlice
 from tpufleet.model.job.attempts import Attempt, AttemptId
 from tpufleet.model.job.jobs import Job, JobId, default_name, is_generated_id
 from tpufleet.model.tpu import type_lookup
-from tpufleet.policy.recovery import liveness
-from tpufleet.service.transport import identifiers
+from tpufleet.policy.accounting import goodput
+from tpufleet.policy.recovery import liveness, recovery_time
 from tpufleet.stores.base import EventQuery, JobQuery, Store
 
 LAST = "@last"
@@ -52,10 +53,7 @@ def find_job(store: Store, ref: str, caller: str, *, owner: str | None = None) -
         return job
     known = {job.spec.name for job in store.jobs(replace(visible, limit=200))}
     shown = ref.replace(":", "/", 1)  # as people write it
-    raise NotFound(
-        f"no job with id or name {shown[:80]!r}{identifiers.suggestion(ref, known)}; "
-        "list jobs with `tpu jobs`"
-    )
+    raise not_found("job", shown, "jobs", known)
 
 
 def _unless_a_name(store: Store, job: Job, caller: str, visible: JobQuery) -> Job | None:
@@ -218,7 +216,7 @@ def job_row(job: Job, newest: Attempt | None, progress: Progress | None) -> JobR
         state=job.state,
         reason=job.reason,
         accelerator=spec.accelerator,
-        slices=spec.slices,
+        slices=spec.max_slices,
         pool=spec.pool,
         priority=spec.priority,
         tags=spec.tags,
@@ -243,9 +241,18 @@ def job_detail(store: Store, job: Job, now: datetime) -> JobDetail:
         slices=tuple(slice_rows(store, store.slices(job_id=job.id), now)),
         hosts=tuple(host_rows(store, live)) if live is not None else (),
         children=tuple(job_rows(store, children)[::-1]),
-        processes=type_lookup.find(job.spec.accelerator).hosts * job.spec.slices,
+        processes=type_lookup.find(job.spec.accelerator).hosts * job.spec.max_slices,
         files_deleted_at=store.files_deleted_at(job.id),
+        recoveries=recovery_time.recoveries(attempts),
+        goodput=tuple(_goodput(store, attempts, now)),
     )
+
+
+def _goodput(store: Store, attempts: Sequence[Attempt], now: datetime) -> Iterator[float | None]:
+    reporting = attempts_with_steps(store, attempts)
+    for attempt, after in zip_longest(attempts, attempts[1:]):
+        reports = attempt.id in reporting
+        yield goodput.useful_share(goodput.spans(attempt, now, reporting=reports, after=after))
 
 
 def host_rows(store: Store, attempt: Attempt) -> list[HostRow]:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from tpufleet.errors import BadInput, Conflict, Forbidden
+from tpufleet.errors import BadInput, Conflict, Forbidden, not_allowed, not_found
 from tpufleet.model.api_types import ResubmitRequest
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.slices import SIMULATED, SIMULATED_PROVIDERS
@@ -35,7 +35,7 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.hosts.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.jobs import checkpoint_leases, checkpoint_owners, queries
 from tpufleet.service.jobs.commands import CommandContext, require_ended, require_priority
-from tpufleet.service.lookups import not_found, require_member
+from tpufleet.service.lookups import require_member
 from tpufleet.service.notifications.channels import check_job_channels
 from tpufleet.service.operations import archiving
 from tpufleet.service.transport import identifiers
@@ -83,7 +83,7 @@ class JobStorage:
     # For jobs that name none. Empty: they are refused. None: not stated.
     default_provider: str | None = None
     local_containers: bool = False  # jobs on simulated slices may use images
-    tpu_vm_containers: bool = True  # the same for TPU VMs
+    tpu_vm_containers: bool = True  # the same for TPU VMs and instances
     local_hosts: int | None = None  # simulated hosts at a time; None: unlimited
 
     def providers_for(self, spec: JobSpec, store: Store) -> set[str | None]:
@@ -98,7 +98,7 @@ class JobStorage:
         providers = self.providers_for(spec, store)
         if providers & SIMULATED_PROVIDERS and not self.local_containers:
             return IMAGES_REFUSED
-        only_tpu_vms = providers == {"tpu-vm"} and not self.tpu_vm_containers
+        only_tpu_vms = providers <= {"tpu-vm", "compute"} and not self.tpu_vm_containers
         return TPU_VM_IMAGES_REFUSED if only_tpu_vms else None
 
     def simulates(self, spec: JobSpec, store: Store) -> bool:
@@ -242,10 +242,7 @@ class _Checks:
         for index, name in enumerate(spec.providers):
             known = self._storage.providers
             if name not in known:
-                raise BadInput(
-                    f"providers[{index}]: {name!r} is not enabled on this server; "
-                    f"enabled: {', '.join(known)}"
-                )
+                raise not_allowed(f"providers[{index}]", name, known)
         if spec.pool is not None:
             self._pool(spec, spec.pool)
         elif not spec.providers and self._storage.default_provider == "":
@@ -266,17 +263,15 @@ class _Checks:
             if reference.startswith(HOST_FILE_PREFIX):
                 self._host_file(spec, name)
             elif reference not in self._known_secrets():
-                near = identifiers.suggestion(reference, self._known_secrets())
-                raise BadInput(
-                    f"secrets.{name}: no secret named {reference!r}{near}; "
-                    f"create it with `tpu secret set {reference}`"
-                )
+                absent = not_found("secret", reference, "secret list", self._known_secrets())
+                create = f"create it with `tpu secret set {reference}`"
+                raise BadInput(f"secrets.{name}: {absent}, or {create}")
 
     def _local_hosts(self, spec: JobSpec) -> None:
         limit = self._storage.local_hosts
         if limit is None or not self._storage.simulates(spec, self._context.store):
             return
-        hosts = spec.slices * type_lookup.find(spec.accelerator).hosts
+        hosts = spec.max_slices * type_lookup.find(spec.accelerator).hosts
         if hosts > limit:
             raise BadInput(
                 f"slices: {spec.slices} of {short_name(spec.accelerator)} have {hosts} hosts, and "
@@ -303,14 +298,11 @@ class _Checks:
             self._pools = {pool.name: pool for pool in self._context.store.pools()}
         pool = self._pools.get(name)
         if pool is None:
-            raise BadInput("pool: " + not_found("pool", name, self._pools, "pool list"))
+            raise BadInput(f"pool: {not_found('pool', name, 'pool list', self._pools)}")
         require_member(pool, self._owner, is_admin=self._owner_is_admin(), field="pool: ")
         if pool.accelerator != spec.accelerator:
-            raise BadInput(
-                f"pool: {name} has {short_name(pool.accelerator)} slices, but the job needs "
-                f"{short_name(spec.accelerator)}"
-            )
-        if spec.slices > pool.largest:
+            raise BadInput(f"pool: {pool.mismatch(spec.accelerator)}")
+        if spec.max_slices > pool.largest:
             raise BadInput(
                 f"slices: the job needs {spec.slices}, but pool {name} has at most {pool.largest}"
             )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, not_found
 from tpufleet.model.api_types import CreatedChannel, NewChannel
 from tpufleet.model.people.notifications import (
     MAX_CHANNELS,
@@ -25,7 +25,6 @@ from tpufleet.model.values.encoding import from_json, to_json
 from tpufleet.model.values.records import replace
 from tpufleet.policy.notifications import MAX_TESTS_PER_HOUR
 from tpufleet.service.files.secrets import SealedValues
-from tpufleet.service.lookups import not_found
 from tpufleet.service.notifications import destinations
 from tpufleet.service.notifications.senders import ChannelSecret, require_smtp
 from tpufleet.service.operations import log_redaction
@@ -114,7 +113,7 @@ def listed(store: Store, owner: str) -> tuple[NotificationChannel, ...]:
 def find(store: Store, owner: str, name: str) -> NotificationChannel:
     known = {each.name: each for each in listed(store, owner)}
     if name not in known:
-        raise NotFound(not_found("channel", name, known, "notify"))
+        raise not_found("channel", name, "notify", known)
     return known[name]
 
 
@@ -174,4 +173,4 @@ def check_job_channels(store: Store, owner: str, wanted: Sequence[str]) -> None:
     known = {each.name for each in listed(store, owner)}
     for name in names:
         if name != "none" and name not in known:
-            raise BadInput("notify: " + not_found("channel", name, known, "notify"))
+            raise BadInput(f"notify: {not_found('channel', name, 'notify', known)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter as Count
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from prometheus_client.registry import Collector
 import tpufleet
 from tpufleet.clocks import Clock
 from tpufleet.model.api_types import JobRow
+from tpufleet.model.job.attempts import Attempt, AttemptId
 from tpufleet.model.job.jobs import ENDED_STATES, JobState
 from tpufleet.model.tpu import type_lookup
+from tpufleet.policy.recovery import recovery_time
 from tpufleet.service.jobs import queries
 from tpufleet.service.operations import server_status
 from tpufleet.stores.base import JobQuery, Store
@@ -31,6 +33,8 @@ MAX_JOBS = 500
 CACHE_SECONDS = 5.0
 _LIVE = frozenset(JobState) - ENDED_STATES
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_RECOVERY_BUCKETS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
+_COUNTED_BY_THEN = timedelta(minutes=1)
 _JOB = ("job_id", "name", "owner")
 
 
@@ -52,6 +56,17 @@ class ServerMetrics:
             buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
+        self._recovery_seconds = Histogram(
+            "tpufleet_recovery_seconds",
+            "From a fault to the next step of the job, by the reason for which its attempt ended. "
+            "Counted by the server that leads.",
+            ["reason"],
+            buckets=_RECOVERY_BUCKETS,
+            registry=registry,
+        )
+        self._store = store
+        self._clock = clock
+        self._recovered: set[AttemptId] = set()  # live ones that are counted
         self._by_operation: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         registry.register(_FleetCollector(store, clock, state))
 
@@ -65,6 +80,22 @@ class ServerMetrics:
             self._by_operation[operation, status] = counted
         counted[0].inc()
         counted[1].observe(seconds)
+
+    def count_recoveries(self, changed: Sequence[Attempt]) -> None:
+        """Of attempts that were just recorded; each once."""
+        for attempt in changed:
+            startup, known = attempt.startup, attempt.id in self._recovered
+            if not attempt.live:
+                self._recovered.discard(attempt.id)
+            if known or attempt.number == 0 or startup is None or startup.advanced_at is None:
+                continue
+            if self._clock.now() - startup.advanced_at > _COUNTED_BY_THEN:
+                continue  # by this server or another one, when it happened
+            if attempt.live:
+                self._recovered.add(attempt.id)
+            for each in recovery_time.recoveries(self._store.attempts(attempt.job_id)):
+                if each.attempt == attempt.number:
+                    self._recovery_seconds.labels(each.reason.value).observe(each.seconds)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -197,9 +228,14 @@ class _FleetCollector(Collector):
         """Of all running jobs, and not only of those with series of their own."""
         query = JobQuery(states=frozenset({JobState.RUNNING}), limit=running)
         counts: Count[str] = Count()
-        for job in self._store.jobs(query):
+        jobs = self._store.jobs(query)
+        elastic = [job.id for job in jobs if job.spec.min_slices < job.spec.max_slices]
+        newest = self._store.newest_attempts(elastic) if elastic else {}
+        for job in jobs:
             kind = type_lookup.find(job.spec.accelerator)
-            counts[kind.name] += job.spec.slices * kind.chips
+            attempt = newest.get(job.id)
+            slices = job.spec.max_slices if attempt is None else len(attempt.slices)
+            counts[kind.name] += slices * kind.chips
         chips = GaugeMetricFamily(
             "tpufleet_running_chips",
             "Chips of jobs whose program runs; of tpufleet_chips, the others boot, set up or idle.",

@@ -9,7 +9,15 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound, Unauthorized
+from tpufleet.errors import (
+    BadInput,
+    Conflict,
+    FleetError,
+    Forbidden,
+    NotFound,
+    Unauthorized,
+    not_found,
+)
 from tpufleet.model.api_types import (
     CreatedToken,
     DeletedUser,
@@ -27,7 +35,7 @@ from tpufleet.model.values.durations import MAX_DURATION
 from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.fleet import pool_commands, reservations
 from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext, cancel
-from tpufleet.service.lookups import not_found, require_user
+from tpufleet.service.lookups import require_user
 from tpufleet.service.transport import auth, identifiers
 from tpufleet.stores.base import JobQuery
 
@@ -354,7 +362,7 @@ def find_token(context: CommandContext, token_id: str) -> Token:
     for token in context.store.tokens(None if context.caller.is_admin else context.caller.name):
         if token.id == token_id:
             return token
-    raise NotFound(not_found("token", token_id, (), "token list"))
+    raise not_found("token", token_id, "token list")
 
 
 def _kind(service: bool) -> str:

@@ -140,8 +140,8 @@ def create_app(
     limiter: RateLimiter | None = None,
     concurrency: ConcurrencyLimit = rate_limits.CONCURRENT_PER_USER,
 ) -> Starlette:
-    """The application; `app.state.hub` wakes and closes its streams. `wake` wakes the controller.
-    Handlers get what their parameters ask for."""
+    """The application; `app.state.hub` wakes and closes its streams, `app.state.metrics` counts.
+    `wake` wakes the controller. Handlers get what their parameters ask for."""
     hub = EventHub(store)
     heartbeats = Heartbeats(store, Assignments(store, files.secrets, secret), wake)
     host_commands = HostCommandQueue(store)
@@ -245,7 +245,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.state.hub = hub
+    app.state.hub, app.state.metrics = hub, metrics
     app.state.audit_log = audit_log
     return app
 
@@ -480,16 +480,16 @@ class Dispatcher:
             raise
 
     def _handle_by_owner(self, call: ApiCall, caller: Caller) -> object:
-        """Enters what an admin does to what belongs to others, and what is forbidden."""
+        """Records what an admin does to what belongs to others, and what is forbidden."""
         subject = _foreign_subject(call)
         if subject is None:
             return call.route.handler(call)
 
-        def enter(owner: str, what: str) -> None:
+        def record(owner: str, what: str) -> None:
             foreign = replace(subject, target=what, detail=f"of {owner}")
             self.audit_log.record(audit.entry(foreign, call.user, call.address, call.now))
 
-        call.caller = replace(caller, on_foreign_access=enter)
+        call.caller = replace(caller, on_foreign_access=record)
         try:
             return call.route.handler(call)
         except Forbidden as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.errors import Unauthorized, must_be
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.values.encoding import to_json
@@ -255,7 +255,5 @@ def parse_last_event_id(text: str | None) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise BadInput(
-            f"Last-Event-ID: must be the number of an event, such as 120, not {text[:40]!r}"
-        )
+        raise must_be("the number of an event, such as 120", text, "Last-Event-ID")
     return int(text)

@@ -102,6 +102,8 @@ def make_server(
     return FleetServer(
         uvicorn.Config(
             app,
+            # httptools, which uvicorn prefers, does not limit headers, and takes trailers for some.
+            http="h11",
             ws="none",
             ssl_certfile=tls_cert,
             ssl_keyfile=tls_key,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import TypeVar
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import must_be, too_long
 from tpufleet.model.identifiers import (
     check_secret_name,
     check_user_name,
@@ -19,7 +17,7 @@ from tpufleet.model.values.durations import to_builtin
 
 __all__ = [
     "check_range", "check_secret_name", "check_text", "check_user_name", "parse_attempt_id",
-    "parse_host_id", "parse_job_id", "suggestion",
+    "parse_host_id", "parse_job_id",
 ]  # fmt: skip
 T = TypeVar("T", int, timedelta)
 SECOND = timedelta(seconds=1)  # the shortest of most durations
@@ -29,19 +27,11 @@ def check_range(field: str, value: T, least: T, most: T) -> None:
     """Of numbers, or durations."""
     if not least <= value <= most:
         shown = (to_builtin(x) if isinstance(x, timedelta) else x for x in (least, most, value))
-        raise BadInput("{}: must be from {} to {}, not {}".format(field, *shown))
+        shortest, longest, given = shown
+        raise must_be(f"from {shortest} to {longest}", given, field)
 
 
 def check_text(field: str, text: str, limit: int) -> str:
     if len(text) > limit or "\0" in text:
-        raise BadInput(f"{field}: must be at most {limit} characters, without null characters")
+        raise too_long(limit, field=field)
     return text
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Text to append to an error: `; did you mean …?`, or the known names, or nothing."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name[:60], known, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; known: {', '.join(known[:10])}" if known else ""

@@ -9,13 +9,12 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar, TypeVarTuple
 
-import anyio
-import anyio.to_thread
-from anyio.lowlevel import RunVar
 from starlette.types import Message, Send
 
 from tpufleet.errors import Unreachable
@@ -104,19 +103,20 @@ class RateLimiter:
 
 
 class WorkerThreads:
-    """Runs at most `count` functions at a time in each event loop; others wait in order."""
+    """Runs at most `count` functions at a time; others wait in order."""
 
     def __init__(self, name: str, count: int) -> None:
-        self._count = count
-        self._limiter: RunVar[anyio.CapacityLimiter] = RunVar(f"tpufleet.{name}")
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def run(self, function: Callable[[*Arguments], T], *args: *Arguments) -> T:
+        call = self._threads.submit(copy_context().run, function, *args)
         try:
-            limiter = self._limiter.get()
-        except LookupError:
-            limiter = anyio.CapacityLimiter(self._count)
-            self._limiter.set(limiter)
-        return await anyio.to_thread.run_sync(function, *args, limiter=limiter)
+            return await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            # What began ends before the next thing happens, such as the last write at shutdown.
+            if not call.cancelled():
+                await asyncio.wait([asyncio.wrap_future(call)])
+            raise
 
 
 USERS = WorkerThreads("users", 40)  # more than one user can take: see CONCURRENT_PER_USER

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.errors import BadInput, Unauthorized, must_be, unknown
 from tpufleet.model.api_types import Acknowledgement
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.people.audit import AuditAction
@@ -27,7 +27,7 @@ from tpufleet.model.values.encoding import from_json
 from tpufleet.service.jobs import queries
 from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.people.audit import AuditSubject
-from tpufleet.service.transport import identifiers, token_scopes
+from tpufleet.service.transport import token_scopes
 from tpufleet.service.transport.auth import Caller
 from tpufleet.service.transport.limits import USERS, RequestSlot
 from tpufleet.stores.base import Store
@@ -276,7 +276,7 @@ class ApiCall:
             return default
         digits = len(text) <= _MAX_DIGITS and text.isascii() and text.isdigit()
         if not digits or not least <= int(text) <= most:
-            raise BadInput(f"{name}: must be an integer from {least} to {most}, not {text[:40]!r}")
+            raise must_be(f"an integer from {least} to {most}", text, name)
         return int(text)
 
     def query_time(self, name: str) -> datetime | None:
@@ -287,7 +287,7 @@ class ApiCall:
             moment = datetime.fromisoformat(text)
         except ValueError:
             example = "2026-05-01T00:00:00Z"
-            raise BadInput(f"{name}: must be a time such as {example}, not {text[:40]!r}") from None
+            raise must_be(f"a time such as {example}", text, name) from None
         return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
     def parse_body(self, kind: type[T]) -> T:
@@ -298,8 +298,7 @@ class ApiCall:
         self.query = {}
         for name, value in self.request.query_params.multi_items():
             if name not in known:
-                near = identifiers.suggestion(name, known)
-                raise BadInput(f"{name[:40]!r}: unknown parameter{near}")
+                raise unknown("parameter", name, known)
             _without_null(name, value)
             # A repeated parameter is a list.
             self.query[name] = f"{self.query[name]},{value}" if name in self.query else value

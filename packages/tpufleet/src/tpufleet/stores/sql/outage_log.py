@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from tpufleet.errors import FleetError
+
 logger = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 60.0
@@ -53,3 +55,11 @@ class OutageLog:
             seconds = self._now() - since if since is not None else 0.0
         if since is not None:
             logger.warning("the database responds again (%.0f s, %s calls failed)", seconds, calls)
+
+
+def unavailable(name: str, error: object) -> str:
+    return f"database{name} is unavailable: {error}"
+
+
+def closed() -> FleetError:
+    return FleetError("the store is closed")

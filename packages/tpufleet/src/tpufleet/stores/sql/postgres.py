@@ -20,14 +20,13 @@ from tpufleet.errors import (
     BadInput,
     DatabaseFull,
     DatabaseUnreachable,
-    FleetError,
     Unreachable,
     optional_packages,
 )
 from tpufleet.stores.base import Store
 from tpufleet.stores.records import StoreChange, Subscription
 from tpufleet.stores.sql.database import DatabaseSession, Query, Row
-from tpufleet.stores.sql.outage_log import OutageLog
+from tpufleet.stores.sql.outage_log import OutageLog, closed, unavailable
 from tpufleet.stores.sql.postgres_batches import combined
 from tpufleet.stores.sql.postgres_listener import CHANNEL, PostgresListener
 
@@ -192,7 +191,7 @@ class PostgresDatabase:
         try:
             return self._use(use)
         except self._refused as error:
-            raise Unreachable(f"database unavailable: {_one_line(error)}") from error
+            raise Unreachable(unavailable("", _one_line(error))) from error
         except self._lost as error:
             self._close_idle()
             if time.monotonic() - started >= min(self._timeouts.connect, self._timeouts.response):
@@ -219,7 +218,7 @@ class PostgresDatabase:
 
     def _use(self, use: Callable[[psycopg.Connection], T]) -> T:
         if self._closed:
-            raise FleetError("store is closed")
+            raise closed()
         connection = self._acquire()
         try:
             return use(connection)

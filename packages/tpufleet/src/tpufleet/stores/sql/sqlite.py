@@ -17,7 +17,6 @@ from typing import TypeVar
 from tpufleet import disk_space
 from tpufleet.errors import (
     DatabaseUnreachable,
-    FleetError,
     StorageFull,
     StorageReadOnly,
     StorageUnusable,
@@ -25,7 +24,7 @@ from tpufleet.errors import (
 )
 from tpufleet.stores.records import StoreChange, Subscription
 from tpufleet.stores.sql.database import DatabaseSession, NoNotifications, Query, Row
-from tpufleet.stores.sql.outage_log import OutageLog
+from tpufleet.stores.sql.outage_log import OutageLog, closed, unavailable
 
 T = TypeVar("T")
 
@@ -194,7 +193,7 @@ class SqliteDatabase:
         self, use: Callable[[sqlite3.Connection], T], *, written: bool = False
     ) -> T:
         if self._closed:
-            raise FleetError(f"store {self._path} is closed")
+            raise closed()
         try:
             connection = self._acquire()
             try:
@@ -213,7 +212,7 @@ class SqliteDatabase:
             if name == "SQLITE_FULL":
                 raise self._full(error) from error
             if name.startswith(_TEMPORARY_ERRORS):
-                outage = DatabaseUnreachable(f"database {self._path} is unavailable: {error}")
+                outage = DatabaseUnreachable(unavailable(f" {self._path}", error))
                 self._outages.failed(outage)
                 raise outage from error
             raise

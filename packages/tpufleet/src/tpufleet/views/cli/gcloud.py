@@ -19,13 +19,16 @@ class NodeAddress:
     name: str
     zone: str
     project: str = ""
+    is_instance: bool = False  # of Compute Engine, not a TPU VM
 
     def ssh(self, worker: str, command: Sequence[str] | str | None = None) -> list[str]:
         """The argument vector of gcloud. The remote side is a shell: a text is a line for it, and
         the words of a sequence are quoted for it."""
         line = command if isinstance(command, str) else shlex.join(command or ()) or None
-        argv = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", self.name, f"--zone={self.zone}",
-                f"--worker={worker}"]  # fmt: skip
+        argv = ["gcloud", "compute", "ssh", self.name, f"--zone={self.zone}"]
+        if not self.is_instance:
+            argv[2:2] = ["tpus", "tpu-vm"]
+            argv.append(f"--worker={worker}")
         if self.project:
             argv.append(f"--project={self.project}")
         return argv if line is None else [*argv, f"--command={line}"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tpufleet.model.api_types import JobRow
 from tpufleet.model.values import encoding
 from tpufleet.views import text
 from tpufleet.views.cli.usage_errors import HintedUsageError
@@ -44,7 +46,20 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for conf
 detach_option = click.option(
     "--detach", "-d", is_flag=True, help="Submit, print the id, and return."
 )
+type_option = click.option(
+    "--type", "tpu_type", default="v5e-16", show_default=True, help="TPU type."
+)
+python_folder_option = click.option(
+    "--python-folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="A relocatable Python for Linux, instead of downloading one.",
+)
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+
+
+def tag_option(*names: str) -> Callable[[Any], Any]:
+    return repeatable(*names, "tags", metavar="TAG", help="Add a tag. Repeatable.")
 
 
 def example(line: str) -> str:
@@ -108,6 +123,28 @@ def print_result(value: object, message: str) -> None:
     """The result of a change, for programs or for people."""
     if not printed_json(value):
         click.echo(text.without_control_characters(message))
+
+
+def print_submitted(row: JobRow, accelerator: str, note: str = "", err: bool = False) -> None:
+    line = f"submitted {row.name} as {row.id} on {row.slices} × {accelerator}{note}"
+    click.echo(line, err=err)
+
+
+def print_deleted(value: object, what: str) -> None:
+    print_result(value, f"deleted {what}")
+
+
+def confirm_deletion(what: str, yes: bool) -> None:
+    confirm(f"Delete {what}?", yes)
+
+
+def print_nothing_to(verb: str, things: str) -> None:
+    print_status(f"no {things} to {verb}")
+
+
+def none_yet(things: str, command: str) -> str:
+    """Instead of an empty table."""
+    return f"no {things}; add one with `{command}`"
 
 
 def print_line(line: str, style: str = "") -> None:

@@ -53,7 +53,7 @@ class PastMoment(Duration):
             try:
                 return datetime.now(UTC) - super().convert(value, parameter, context)
             except BadInput as error:
-                raise BadInput(f"{error}; or a date such as 2026-05-01") from error
+                raise durations.nor_a_date(error) from error
         return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 

@@ -69,7 +69,7 @@ def _meant(error: click.UsageError, path: str) -> str:
     if unknown and error.ctx is not None and isinstance(error.ctx.command, click.Group):
         meant = SYNONYMS.get(unknown[1], "")
         if meant in error.ctx.command.list_commands(error.ctx):
-            return f"did you mean `{path} {meant}`?"
+            return registry.did_you_mean(path, meant)
     return f"see `{path} --help`"
 
 

@@ -211,7 +211,7 @@ class LazyGroup(click.Group):
             path = context.command_path
             hint = f"`{path} --help` lists all commands"
             if close:
-                hint = f"did you mean `{path} {close[0]}`?"
+                hint = did_you_mean(path, close[0])
             raise HintedUsageError(f"unknown command {name!r}; {hint}")
         return super().resolve_command(context, args)
 
@@ -219,6 +219,10 @@ class LazyGroup(click.Group):
         for title, commands in self.sections.items():
             with formatter.section(title):
                 formatter.write_dl([(name, lazy.help) for name, lazy in commands.items()])
+
+
+def did_you_mean(path: str, name: str) -> str:
+    return f"did you mean `{path} {name}`?"
 
 
 class SharedOptions(click.Group):

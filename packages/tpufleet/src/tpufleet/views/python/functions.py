@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, Unpack, cast
 
 from tpufleet.client.fleet import new_job_id
 from tpufleet.client.snapshots import with_files
-from tpufleet.errors import BadInput, FleetError, NotFound
+from tpufleet.errors import BadInput, FleetError, NotFound, invalid
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.jobs import JobId, JobState, default_name
 from tpufleet.model.values.names import label_from
@@ -146,7 +146,7 @@ def _submit_calls(
     fields: JobFields,
 ) -> list[Future[R]]:
     if not callable(function):
-        raise BadInput(f"{function!r} is not a function; use run() for a command")
+        raise invalid(function, "a function", "train; for a command, use run()")
     if len(calls) > MAX_CALLS:
         raise BadInput(f"{len(calls):,} items, more than {MAX_CALLS:,}: submit them in parts")
     if not calls:

@@ -18,6 +18,7 @@ from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.fleet.hosts import (
     MAX_HEARTBEAT_POINTS,
     MAX_RECENT_POINTS,
+    ProgramTimings,
     Progress,
     ProgressFile,
     ProgressPoint,
@@ -111,8 +112,19 @@ class ProgressReader:
         open_bucket: Callable[[str], Bucket] = Bucket,
         log_metrics: LogMetrics | None = None,
         list_folder: ListFolder = untrusted_files.list_named_by_job,
+        last_step: int | None = None,
+        log_size: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`list_folder` lists what the job may list: the agent may have more rights."""
+        """`list_folder` lists what the job may list: the agent may have more rights. `last_step`:
+        of earlier attempts."""
+        self._last_step = last_step
+        self._timings = ProgramTimings()
+        self.first: ProgressPoint | None = None  # the first step
+        self.timings_at_first = self._timings
+        self.advanced_at: datetime | None = None  # beyond the steps of earlier attempts
+        self._log_size = log_size
+        self._known_log_size = 0
+        self._output_at: datetime | None = None
         self._log_metrics = log_metrics
         self._log_metrics_at: datetime | None = None
         self._logged_at: datetime | None = None  # of the last poll
@@ -159,7 +171,12 @@ class ProgressReader:
             self._read_folder(last)
         if self._log_metrics is not None and self._log_metrics.poll():
             self._log_metrics_at = self._clock.now()
-        self.latest = latest = self._with_log_metrics(self._merged())
+        latest = self._with_log_metrics(self._merged())
+        if (size := self._log_size()) != self._known_log_size:
+            self._known_log_size, self._output_at = size, self._clock.now()
+        if self._output_at is not None:
+            latest = replace(latest or Progress(), output_at=self._output_at)
+        self.latest = latest
         logged = self._log_metrics.take_points(last=last) if self._log_metrics is not None else []
         own = self._reported or Progress()
         if self._log_metrics_at is not None and own.step is None and not own.metrics:
@@ -194,8 +211,15 @@ class ProgressReader:
         if point.step is None and not point.metrics:
             return
         last = self._points[-1] if self._points else None
-        if last is None or point.at > last.at:
-            self._points.append(point)
+        if last is not None and point.at <= last.at:
+            return
+        self._points.append(point)
+        if point.step is None:
+            return
+        if self.first is None:
+            self.first, self.timings_at_first = point, self._timings
+        if self.advanced_at is None and (self._last_step is None or point.step > self._last_step):
+            self.advanced_at = point.at
 
     def _read_file(self) -> None:
         try:
@@ -217,6 +241,7 @@ class ProgressReader:
             self._ignore_file(str(error))
             return
         self._file_error = ""
+        self._timings = file.timings
         at = _utc(file.at or datetime.fromtimestamp(status.st_mtime, UTC))
         self._reported = replace(
             file.latest,

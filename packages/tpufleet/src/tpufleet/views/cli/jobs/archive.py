@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import one_of
 from tpufleet.model.api_types import JobRow, PurgedJob, PurgeReport, PurgeRequest
 from tpufleet.model.job.jobs import JobId
 from tpufleet.views import text
@@ -55,7 +55,7 @@ def archive(jobs: tuple[str, ...], query: str | None, yes: bool) -> None:
     if output.printed_json({"jobs": rows}):
         return
     if not rows:
-        output.print_status("no ended jobs to archive")
+        output.print_nothing_to("archive", "ended jobs")
         return
     output.print_table(
         ("JOB", "NAME", "OWNER", "STATE", "ENDED"),
@@ -93,7 +93,7 @@ def undo(jobs: tuple[str, ...], query: str | None) -> None:
     if output.as_json():
         output.print_json({"jobs": rows})
     elif not rows:
-        output.print_status("no archived jobs match")
+        output.print_nothing_to("list again", "archived jobs")
     else:
         few = [f"{row.name} ({row.id})" for row in rows] if len(rows) <= NAMED_JOBS else []
         click.echo(f"listed again: {', '.join(few) or text.counted(len(rows), 'job')}")
@@ -131,7 +131,7 @@ def purge(
         if dry_run or not report.jobs:
             _show_summary(report, "would be deleted")
             return
-        output.confirm(f"Delete {_summary(report)}?", yes or output.as_json())
+        output.confirm_deletion(_summary(report), yes or output.as_json())
         # Exactly the listed jobs, and none that ended meanwhile.
         # Newest first: those that use the checkpoints of an earlier one go before it.
         ids = [row.id for row in reversed(report.jobs)]
@@ -145,7 +145,7 @@ def purge(
 
 def _require_one_selection(jobs: Sequence[str], query: str | None) -> None:
     if jobs and query is not None:
-        raise BadInput("pass either job names or --query")
+        raise one_of("job names", "--query")
 
 
 NOTHING = PurgeReport(jobs=(), code_size=0)
@@ -199,7 +199,7 @@ def _show_summary(report: PurgeReport, outcome: str) -> None:
     if output.as_json():
         output.print_json(report)
     elif not report.jobs:
-        output.print_status("no files of ended jobs to delete")
+        output.print_nothing_to("delete", "files of ended jobs")
     else:
         click.echo(f"{outcome}: {_summary(report)}")
 

@@ -57,7 +57,7 @@ def cancel(jobs: tuple[str, ...], everything: bool, waiting: bool, yes: bool) ->
     if errors:
         raise Conflict("\n".join(errors))
     if not rows:
-        output.print_status("no live jobs to cancel")
+        output.print_nothing_to("cancel", "live jobs")
 
 
 def _cancel(client: FleetClient, name: str) -> JobRow:

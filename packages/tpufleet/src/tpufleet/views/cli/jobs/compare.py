@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from tpufleet.errors import NotFound
+from tpufleet.errors import unknown
 from tpufleet.model.api_types import Comparison, MetricSeries
 from tpufleet.model.job.metric_points import MetricPoint
 from tpufleet.views import text
@@ -62,7 +62,7 @@ def _show_metrics(job: str, metric: tuple[str, ...]) -> None:
         output.print_status(
             f"{series.name} has reported no metrics\n"
             "  next: call `tpufleet.runtime.progress(step, loss=loss)`, or submit it with "
-            "--metric 'loss=loss: ([0-9.]+)'"
+            "--metric 'loss=loss: ([0-9.e+-]+)'"
         )
         return
     for line in plot_lines([series], metric):
@@ -123,7 +123,7 @@ def plot_lines(
     )
     for name in wanted:
         if name not in known:
-            raise NotFound(f"no metric named {name!r}; reported: {', '.join(known) or 'none'}")
+            raise unknown("metric", name, known)
     for name in wanted or known[:MAX_PLOTS]:
         yield ""
         curves = {f"{each.name} ({each.job_id[:4]})": _curve(each.points, name) for each in series}

@@ -21,7 +21,7 @@ from tpufleet.views.cli.output import json_option
 )
 @click.argument("job", metavar="[JOB]", required=False)
 @click.option("--name", help="Another name.")
-@output.repeatable("--tag", "-t", "tags", metavar="TAG", help="Add a tag. Repeatable.")
+@output.tag_option("--tag", "-t")
 @output.repeatable(
     "--untag", "--remove", "-r", "untag", metavar="TAG", help="Remove it; `*` matches anything."
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid, not_yaml, unreadable
 from tpufleet.model.values import unique_keys
 
 PROGRAMS = {".py": "python", ".sh": "bash"}
@@ -20,14 +20,18 @@ def read(name: str) -> list[tuple[dict[str, Any], Path]]:
         return [(item, Path.cwd()) for item in documents(sys.stdin.read(), "standard input")]
     path = Path(name)
     if path.suffix in PROGRAMS:
-        command = f"{PROGRAMS[path.suffix]} {name}"
-        raise BadInput(f"{name}: a program, not a job file\n  next: `tpu run v5e-16 -- {command}`")
+        raise is_program(name, f"{PROGRAMS[path.suffix]} {name}")
     try:
         content = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise BadInput(f"{name}: {reason}; pass a job file, or - for standard input") from error
+        hint = "pass a job file, or - for standard input"
+        raise unreadable(name, error, hint=hint) from error
     return [(item, path.resolve().parent) for item in documents(content, name)]
+
+
+def is_program(name: str, command: str) -> BadInput:
+    """Where a TPU type or a job file is expected."""
+    return BadInput(f"{name}: a program\n  next: `tpu run v5e-16 -- {command}`")
 
 
 def documents(content: str, source: str) -> list[dict[str, Any]]:
@@ -40,7 +44,7 @@ def documents(content: str, source: str) -> list[dict[str, Any]]:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or (str(error) or type(error).__name__)
-        raise BadInput(f"{source}: {line}invalid YAML: {problem.splitlines()[0]}") from error
+        raise not_yaml(source, line, problem) from error
     if not loaded:
         raise BadInput(f"{source}: empty file; `command` and `accelerator` are required")
     for item in loaded:
@@ -55,7 +59,7 @@ def with_overrides(document: dict[str, Any], settings: tuple[str, ...]) -> dict[
     for setting in settings:
         path, equals, value = setting.partition("=")
         if not equals or not path:
-            raise BadInput(f"--set {setting}: expected PATH=VALUE, such as --set env.LR=0.1")
+            raise invalid(setting, "PATH=VALUE", "--set env.LR=0.1", "--set")
         *parents, last = path.split(".")
         inner = changed
         for parent in parents:
@@ -66,5 +70,5 @@ def with_overrides(document: dict[str, Any], settings: tuple[str, ...]) -> dict[
         try:
             inner[last] = yaml.load(value, Loader=unique_keys.Loader)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise BadInput(f"--set {setting}: invalid YAML value; quote it") from error
+            raise not_yaml(f"--set {setting}", "", "quote the value") from error
     return changed

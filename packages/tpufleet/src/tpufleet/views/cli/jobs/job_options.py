@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import no_value
 from tpufleet.model.job.job_file import FIELDS
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.schema import Row
@@ -149,6 +149,6 @@ def _pairs(option: str, values: tuple[str, ...]) -> dict[str, str]:
     for pair in values:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise BadInput(f"{option} {name}: no value; write {option} {name or 'NAME'}=…")
+            raise no_value(f"{option} {name}", f"{option} {name or 'NAME'}=…")
         pairs[name] = value
     return pairs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -194,11 +194,25 @@ def show(job: str) -> None:
     if output.printed_json(detail):
         return
     _show_job(detail)
+    recovered = {each.attempt: f"{each.seconds:.1f} s" for each in detail.recoveries}
+    useful = dict(enumerate(detail.goodput))
     if detail.attempts:
         click.echo()
         output.print_table(
-            ("ATTEMPT", "STATE", "STARTED", "RAN", "CHECKPOINT", "OUTCOME"),
-            (_attempt_cells(attempt) for attempt in detail.attempts),
+            (
+                "ATTEMPT",
+                "STATE",
+                "STARTED",
+                "RECOVERY",
+                "RAN",
+                "USEFUL",
+                "CHECKPOINT",
+                "OUTCOME",
+            ),
+            (
+                _attempt_cells(attempt, recovered, useful.get(attempt.number))
+                for attempt in detail.attempts
+            ),
             "",
         )
     if detail.slices:
@@ -272,13 +286,19 @@ def _joined(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _attempt_cells(attempt: Attempt) -> list[Cell]:
+def _attempt_cells(
+    attempt: Attempt, recovered: Mapping[int, str], useful: float | None
+) -> list[Cell]:
     state = str(attempt.end_reason or attempt.state)
     end = attempt.ended_at or datetime.now(UTC)
     ran = text.duration(end - attempt.running_at) if attempt.running_at else "-"
     step = "-" if attempt.checkpoint_step is None else f"step {attempt.checkpoint_step}"
     started = text.age(attempt.created_at)
-    return [str(attempt.number), (state, text.colour(state)), started, ran, step, attempt.message]
+    return [
+        str(attempt.number), (state, text.colour(state)), started,
+        recovered.get(attempt.number, "-"), ran, "-" if useful is None else f"{useful:.0%}", step,
+        attempt.message,
+    ]  # fmt: skip
 
 
 @click.command(epilog=example("tpu why @last"))

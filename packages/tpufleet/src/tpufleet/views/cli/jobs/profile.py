@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tpufleet.errors import BadInput, FleetError
+from tpufleet.errors import FleetError, no_such_host
 from tpufleet.model.fleet.host_commands import (
     HEARTBEAT_ALLOWANCE,
     MAX_PROFILE,
@@ -103,7 +103,7 @@ def _hosts(
         (row.id, index) for row in rows for index in range(type_lookup.find(row.accelerator).hosts)
     ]
     if host is not None and host >= len(places):
-        raise BadInput(f"--host: the job has hosts 0 to {len(places) - 1}, not {host}")
+        raise no_such_host("the job", len(places), host)
     for rank, (slice_id, index) in enumerate(places):
         if host in (None, rank):
             request = HostCommandRequest(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.usage_errors import HintedUsageError
@@ -56,7 +56,7 @@ _resubmit_options = output.options(
         help="Use the code in DIR (default: the current folder), not that of JOB.",
     ),
     click.option("--type", "accelerator", metavar="TYPE", help="Type of slice, as for `run`."),
-    output.repeatable("--tag", "tags", metavar="TAG", help="Add a tag. Repeatable."),
+    output.tag_option("--tag"),
     output.repeatable(
         "--set", "settings", metavar="PATH=VALUE", help="Override a field, such as name."
     ),
@@ -206,10 +206,8 @@ def _upload(client: FleetClient, folder: str) -> str:
     from tpufleet.client import snapshots
 
     if not Path(folder).is_dir():
-        raise BadInput(
-            f"--new-code: {folder} is not a folder; write --new-code=DIR, or put --new-code last "
-            "for the current folder"
-        )
+        example = "--new-code=DIR, or --new-code last for the current folder"
+        raise invalid(folder, "a folder", example, "--new-code")
     scanned = snapshots.scan(folder, connection.settings().snapshot_limit)
     snapshots.upload(client, scanned)
     return scanned.digest

@@ -106,7 +106,7 @@ def run(
 
     if accelerator in PROGRAMS or Path(accelerator).suffix in job_files.PROGRAMS:
         typed = shlex.join((accelerator, *command))
-        raise BadInput(f"{accelerator}: not a TPU type\n  next: `tpu run v5e-16 -- {typed}`")
+        raise job_files.is_program(accelerator, typed)
     target = run_aliases.resolve(accelerator, command, config_values, folder)
     if target.pool and not options.get("pool"):
         options["pool"] = target.pool
@@ -303,7 +303,7 @@ def _show_submitted(rows: tuple[JobRow, ...], accelerators: Sequence[str] | None
         rows, accelerators or [short_name(row.accelerator) for row in rows], strict=True
     ):
         note = f" ({row.reason})" if row.reason != "submitted" else ""
-        click.echo(f"submitted {row.name} as {row.id} on {row.slices} × {accelerator}{note}")
+        output.print_submitted(row, accelerator, note)
 
 
 def _show_estimate(planned: list[PlannedJob], rows: tuple[JobRow, ...]) -> None:

@@ -23,10 +23,7 @@ from tpufleet.views.cli.output import json_option
     "--output", "file", type=click.Path(path_type=Path), metavar="FILE",
     help="Write it to a file instead of uploading it.",
 )  # fmt: skip
-@click.option(
-    "--python-folder", type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR", help="A relocatable Python for Linux, instead of downloading one.",
-)  # fmt: skip
+@output.python_folder_option
 @json_option
 def bundle(bucket: str | None, file: Path | None, python_folder: Path | None) -> None:
     """Build what TPU hosts install, and upload it.
@@ -73,15 +70,16 @@ def bundle(bucket: str | None, file: Path | None, python_folder: Path | None) ->
         return
     values = {"bundle": where, "bundle_sha256": built.sha256}
     # Only where the cloud project is in the file: it may be in the environment.
-    if config_file.has(settings.config_file, "tpu_vm") and config_file.save(
-        settings.config_file, {"tpu_vm": values}
+    section = "compute" if settings.tpu_vm is None and settings.compute is not None else "tpu_vm"
+    if config_file.has(settings.config_file, section) and config_file.save(
+        settings.config_file, {section: values}
     ):
         click.echo(
-            f"wrote tpu_vm.bundle and tpu_vm.bundle_sha256 to {settings.config_file}\n"
+            f"wrote {section}.bundle and {section}.bundle_sha256 to {settings.config_file}\n"
             "  next: start `tpu serve`, or restart it"
         )
         return
     click.echo(
         f"next: set this in {settings.config_file}, then restart `tpu serve`\n"
-        f"tpu_vm:\n  bundle: {where}\n  bundle_sha256: {built.sha256}"
+        f"{section}:\n  bundle: {where}\n  bundle_sha256: {built.sha256}"
     )

@@ -39,12 +39,14 @@ def check(context: click.Context, types: tuple[str, ...]) -> None:
     from tpufleet.compose.providers import preflight
 
     checks = preflight(connection.settings(), dict(map(type_and_capacity, types)))
-    if output.as_json():
-        output.print_json({"checks": checks, "passed": passed(checks)})
-    else:
+    report(context, checks)
+
+
+def report(context: click.Context, checks: list[Check], **fields: str) -> None:
+    """Print them; exit status 1 if one failed."""
+    if not output.printed_json({**fields, "checks": checks, "passed": passed(checks)}):
         print_checks(checks)
-    if not passed(checks):
-        context.exit(1)
+    context.exit(0 if passed(checks) else 1)
 
 
 def type_and_capacity(text: str) -> tuple[str, Capacity]:

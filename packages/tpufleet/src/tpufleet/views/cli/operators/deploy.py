@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 import tpufleet
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, invalid
 from tpufleet.model.people.users import TOKEN_PREFIX
 from tpufleet.model.values import names
 from tpufleet.views.cli import connection, output
@@ -80,7 +80,7 @@ def init(
             "  next: pass --store postgresql://USER:PASSWORD@HOST/DATABASE, or set TPUFLEET_STORE"
         )
     if not re.fullmatch(r"[a-z0-9.:-]*[a-z][a-z0-9-]{4,28}[a-z0-9]", project):
-        raise BadInput(f"--project: {project!r} is not a project id, such as my-project-123456")
+        raise invalid(project, "a project id", "my-project-123456", "--project")
     for zone in zones:
         if error := names.zone_error(zone):
             raise BadInput(f"--zone: {error}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tpufleet.errors import BadInput, FleetError
+from tpufleet.errors import BadInput, FleetError, invalid, must_be, together
 from tpufleet.model.fleet import fleets
 from tpufleet.model.tpu import server_vm_prices
 from tpufleet.views import text
@@ -48,10 +48,7 @@ CONNECT_SECONDS = 60.0
 )  # fmt: skip
 @click.option("--bundle", metavar="URL", help="What the VM installs (default: built and uploaded).")
 @click.option("--bundle-sha256", metavar="HEX", help="Its checksum.")
-@click.option(
-    "--python-folder", type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR", help="A relocatable Python for Linux, instead of downloading one.",
-)  # fmt: skip
+@output.python_folder_option
 @output.dry_run_option
 @click.option("--delete", is_flag=True, help="Delete the VM, its address and its firewall rule.")
 @click.option("--state", is_flag=True, help="With --delete: the state disk too.")
@@ -84,7 +81,7 @@ def server(
 
     config = connection.settings(new_file=True)
     if (bundle is None) != (bundle_sha256 is None):
-        raise BadInput("--bundle and --bundle-sha256: pass both, or neither to build a bundle")
+        raise BadInput(together("--bundle", "--bundle-sha256"))
     vm = deployment.server_vm(
         config,
         zone=fleets.check_zone(zone) if zone else None,
@@ -105,13 +102,13 @@ def server(
                 + "\n".join(f"  {each.type} {each.name} in {each.location}" for each in live)
                 + "".join(f"\n  next: {command}" for command in sorted({e.next for e in live}))
             )
-        output.confirm(f"Delete the server {name}?", yes)
+        output.confirm_deletion(f"the server {name}", yes)
         kept = vm.delete(with_state=state)
         address_file = config.home / "deployed" / name / "server"
         if address_file.exists():
             config_file.remove(config.config_file, _user_settings(address_file.parent))
         stays = f"; disk {kept[0]} stays, with the state" if kept else ""
-        output.print_result({"deleted": name, "kept": kept}, f"deleted {name}{stays}")
+        output.print_deleted({"deleted": name, "kept": kept}, f"{name}{stays}")
         return
     plan = vm.plan()
     if dry_run or not output.as_json():
@@ -238,7 +235,7 @@ def _token(folder: Path, new_token: Any) -> str:
 
 def _checked_name(name: str) -> str:
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", name):
-        raise BadInput(f"--name: {name!r} must be lower-case letters, digits and dashes")
+        raise must_be("a name of a-z, 0-9 and -", name, "--name")
     return name
 
 
@@ -246,6 +243,5 @@ def _checked_ranges(ranges: tuple[str, ...]) -> tuple[str, ...]:
     try:
         return tuple(str(ipaddress.ip_network(each)) for each in ranges)
     except ValueError as error:
-        raise BadInput(
-            f"--allow: {error}; write an address range such as 198.51.100.0/24"
-        ) from error
+        shown = ", ".join(ranges)
+        raise invalid(shown, "an address range", "198.51.100.0/24", "--allow") from error

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import click
 
 from tpufleet import config
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, exists, no_project, together
 from tpufleet.model.fleet import fleets
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import tpu_zones, type_lookup
@@ -74,7 +74,7 @@ def init(
     if project is None and ask:
         project = click.prompt("Project id")
     if not project:
-        raise BadInput("no Google Cloud project; pass --project, such as --project my-project")
+        raise no_project()
     if not types:
         typed = click.prompt("TPU types", default=DEFAULT_TYPE) if ask else DEFAULT_TYPE
         types = tuple(typed.replace(",", " ").split())
@@ -82,10 +82,8 @@ def init(
     document: dict[str, Any] = {
         **_server(public_url, tls_cert, tls_key, insecure_http),
         "bucket": bucket or f"gs://{project}-tpufleet/fleet",
-        "tpu_vm": {"project": project, "zones": _zones(list(wanted), zones, ask)},
+        **_sections(project, list(wanted), zones, ask, internal_ips),
     }
-    if internal_ips:
-        document["tpu_vm"]["external_ips"] = False
     if dry_run:
         from tpufleet.views.cli.operators import rehearsal
 
@@ -117,7 +115,7 @@ def _server(
         return {}
     parts = urlsplit(config.checked(config.parse_server_url, public_url, "--public-url"))
     if (cert is None) != (key is None):
-        raise BadInput("--tls-cert and --tls-key: pass both")
+        raise BadInput(together("--tls-cert", "--tls-key"))
     document: dict[str, Any] = {"public_url": public_url}
     if cert is not None and key is not None:
         files = {"tls_cert": str(Path(cert).absolute()), "tls_key": str(Path(key).absolute())}
@@ -146,12 +144,29 @@ def _gcloud_project() -> str | None:
     return answer.stdout.strip() or None
 
 
+def _sections(
+    project: str, types: Sequence[str], zones: tuple[str, ...], ask: bool, internal_ips: bool
+) -> dict[str, Any]:
+    """The newest generations exist as Compute Engine instances only; others are TPU VMs."""
+    common: dict[str, Any] = {"project": project}
+    hidden = {"external_ips": False} if internal_ips else {}
+    sections: dict[str, Any] = {}
+    for section in ("tpu_vm", "compute"):
+        own = [each for each in types if _section_of(each) == section]
+        if own:
+            first = {} if sections else common
+            last = {} if sections else hidden
+            sections[section] = {**first, "zones": _zones(own, zones, ask), **last}
+    return sections
+
+
+def _section_of(name: str) -> str:
+    return "compute" if type_lookup.find(name).runtime is None else "tpu_vm"
+
+
 def _zones(types: Sequence[str], zones: tuple[str, ...], ask: bool) -> list[str]:
     """Each type is offered by one of them; a zone may be newer than the catalogue."""
     offered = {name: tpu_zones.zones_of(type_lookup.find(name).name) for name in types}
-    for name in types:
-        if type_lookup.find(name).runtime is None:
-            raise BadInput(f"{name} is not available as a TPU VM; use the provider gke")
     first = list(dict.fromkeys(zone for each in offered.values() for zone in each[:MAX_ZONES]))
     if not zones and ask:
         listed = "; ".join(f"{name} is offered in {', '.join(offered[name])}" for name in types)
@@ -172,7 +187,7 @@ def _write(file: Path, document: dict[str, Any], *, ask: bool, yes: bool) -> Non
     text = yaml.safe_dump(document, sort_keys=False)
     if file.exists() and file.read_text() != text and not yes:
         if not ask:
-            raise BadInput(f"{file} exists\n  next: edit it, or pass --yes to replace it")
+            raise exists(file, "edit it, or pass --yes to replace it")
         click.confirm(f"{file} exists; replace it?", abort=True)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file.write_text(text)

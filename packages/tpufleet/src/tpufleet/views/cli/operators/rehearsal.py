@@ -36,7 +36,7 @@ def run(document: dict[str, Any], accelerator: str) -> int:
             text=True,
         )
         try:
-            _write_config(root / "config.yaml", document, _endpoint(emulator))
+            _write_config(root / "config.yaml", document, _endpoints(emulator))
             work = root / "work"
             work.mkdir()
             return _steps(environ, work, accelerator)
@@ -46,19 +46,27 @@ def run(document: dict[str, Any], accelerator: str) -> int:
             emulator.wait()
 
 
-def _endpoint(emulator: subprocess.Popen[str]) -> str:
+def _endpoints(emulator: subprocess.Popen[str]) -> dict[str, str]:
+    """By section of a config file, which the emulator prints with each."""
     assert emulator.stdout is not None
-    line = emulator.stdout.readline()  # Cloud TPU API at HOST:PORT (…)
-    if " at " not in line:
-        raise FleetError("the emulator did not start; run `tpu emulator` to see why")
-    return line.partition(" at ")[2].split()[0]
+    found: dict[str, str] = {}
+    for section in ("tpu_vm", "compute"):
+        line = emulator.stdout.readline()  # Cloud TPU API at HOST:PORT (…)
+        if " at " not in line:
+            raise FleetError("the emulator did not start; run `tpu emulator` to see why")
+        found[section] = line.partition(" at ")[2].split()[0]
+    return found
 
 
-def _write_config(file: Path, document: dict[str, Any], endpoint: str) -> None:
+def _write_config(file: Path, document: dict[str, Any], endpoints: dict[str, str]) -> None:
     import yaml
 
     # Without the bucket and the public URL: emulated hosts run on this machine.
-    emulated = {"tpu_vm": {**document["tpu_vm"], "endpoint": endpoint}}
+    emulated = {
+        section: {**document[section], "endpoint": endpoint}
+        for section, endpoint in endpoints.items()
+        if section in document
+    }
     file.write_text(yaml.safe_dump(emulated, sort_keys=False))
     click.echo("the config file would be (this rehearsal runs without the bucket):\n")
     for line in yaml.safe_dump(document, sort_keys=False).splitlines():

@@ -43,8 +43,7 @@ def notify() -> None:
     output.print_table(
         ("CHANNEL", "KIND", "TO", "ON"),
         ((each.name, each.kind.value, each.target, ", ".join(each.on)) for each in channels),
-        "no channels; add one with `tpu notify add team --slack URL`, --webhook URL or "
-        "--email ADDRESS",
+        output.none_yet("channels", "tpu notify add NAME --slack URL|--webhook URL|--email TO"),
         value={"channels": channels},
     )
 
@@ -96,7 +95,7 @@ def delete(name: str) -> None:
     """Delete the channel NAME."""
     with connection.connect() as client:
         deleted = client.delete_channel(name)
-    output.print_result(deleted, f"deleted {name}")
+    output.print_deleted(deleted, name)
 
 
 @notify.command(epilog=example("tpu notify test team"))

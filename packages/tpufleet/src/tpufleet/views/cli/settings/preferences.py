@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tpufleet.errors import BadInput, FleetError, NotFound
+from tpufleet.errors import FleetError, not_found, unknown
 from tpufleet.model.people.preferences import (
     SETTINGS,
     PreferenceChanges,
@@ -110,7 +110,7 @@ def _origin(changed: bool) -> str:
 def config_get(key: str) -> None:
     """Print the value of one of your settings."""
     if key not in SETTINGS:
-        raise BadInput(f"unknown setting {key!r}; known: {', '.join(SETTINGS)}")
+        raise unknown("setting", key, SETTINGS)
     click.echo(_shown(read().setting(key)))
 
 
@@ -187,11 +187,11 @@ def alias_delete(name: str) -> None:
     elif name in known.all_config_aliases:
         _change(PreferenceChanges(config_aliases={name: None}))
     else:
-        raise NotFound(f"no alias named {name!r}; `tpu config alias` lists them")
-    click.echo(f"deleted {name}")
+        raise unknown("alias", name, known.all_config_aliases)
+    output.print_deleted({"deleted": name}, name)
 
 
-# Working directories
+# Numbered folders
 
 
 @config.group(
@@ -204,7 +204,7 @@ def folders() -> None:
     """List or change your numbered folders, 1 to 100."""
     known = read().folders
     rows = [(number, known[number]) for number in sorted(known, key=int)]
-    empty = "no directories; `tpu config dir here 1` sets the first"
+    empty = output.none_yet("folders", "tpu config dir here 1")
     output.print_table(("DIR", "PATH"), rows, empty, value={"folders": known})
 
 
@@ -241,7 +241,7 @@ def find_folder(preferences: Preferences, number: str) -> str:
     if number == "0" and "1" in known:
         return str(Path(known["1"]).parent)
     if number not in known:
-        raise NotFound(f"no folder {number}; `tpu config dir here {number}` sets it")
+        raise not_found("folder", number, "config dir")
     return known[number]
 
 
@@ -295,7 +295,7 @@ def view_delete(name: str) -> None:
     """Delete a view."""
     saved_query(read(), name)
     _change(PreferenceChanges(views={name: None}))
-    click.echo(f"deleted {name}")
+    output.print_deleted({"deleted": name}, name)
 
 
 def with_view(preferences: Preferences, query: str) -> str:
@@ -305,8 +305,7 @@ def with_view(preferences: Preferences, query: str) -> str:
 
 def saved_query(preferences: Preferences, name: str) -> str:
     if name not in preferences.views:
-        known = ", ".join(sorted(preferences.views)) or "none"
-        raise NotFound(f"no view named {name!r}; saved: {known}")
+        raise unknown("view", name, sorted(preferences.views))
     return preferences.views[name]
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import click
 
 from tpufleet import config
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, one_of
 from tpufleet.model.api_types import CreatedToken
 from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.views import text
@@ -56,7 +56,7 @@ def list_secrets() -> None:
         names = client.secrets()
     rows = [*((name, "you") for name in names.own), *((name, "shared") for name in names.shared)]
     output.print_table(
-        ("SECRET", "OWNER"), rows, "no secrets; store one with `tpu secret set NAME`", value=names
+        ("SECRET", "OWNER"), rows, output.none_yet("secrets", "tpu secret set NAME"), value=names
     )
 
 
@@ -68,7 +68,7 @@ def delete_secret(name: str, shared: bool) -> None:
     """Delete the secret NAME."""
     with connection.connect() as client:
         client.delete_secret(name, shared=shared)
-    output.print_result({"deleted": name, "shared": shared}, f"deleted secret {name}")
+    output.print_deleted({"deleted": name, "shared": shared}, f"secret {name}")
 
 
 @click.group(epilog=example("tpu user add ada"))
@@ -136,10 +136,8 @@ def delete_user(name: str, yes: bool) -> None:
     """
     with connection.connect() as client:
         if name in {user.name for user in client.users()}:  # else the server says so
-            output.confirm(
-                f"Delete {name} with all their tokens and secrets, and cancel their jobs?",
-                yes or output.as_json(),
-            )
+            what = f"{name} with all their tokens and secrets, and cancel their jobs"
+            output.confirm_deletion(what, yes or output.as_json())
         ended = client.delete_user(name)
     pools = f"; removed from pool {', '.join(ended.pools)}" if ended.pools else ""
     message = (
@@ -294,7 +292,7 @@ def audit(user: str | None, token: str | None, limit: int) -> None:
     entry with the reason.
     """
     if user is not None and token is not None:
-        raise BadInput("pass one of --user and --token")
+        raise one_of("--user", "--token")
     with connection.connect() as client:
         entries = client.audit(user=user, token=token, limit=limit)
     output.print_table(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import click
 
 from tpufleet.model.people.budgets import BudgetPeriod, BudgetUse
-from tpufleet.model.people.costs import CostRow
+from tpufleet.model.people.costs import Badput, CostRow
 from tpufleet.model.tpu import prices
 from tpufleet.model.tpu.type_lookup import short_name
+from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.parameter_types import PastMoment
@@ -35,12 +36,10 @@ class CostTotal:
     label: str
     chip_hours: float = 0.0
     useful: float = 0.0
-    lost: float = 0.0
-    unknown: float = 0.0  # ran, but reported no steps and did not finish
+    badput: dict[Badput, float] = field(default_factory=dict)  # chip hours
     usd: float = 0.0
-    lost_usd: float = 0.0
     simulated_usd: float = 0.0  # what simulated slices would have cost; not part of `usd`
-    lost_simulated_usd: float = 0.0  # part of it
+    badput_usd: dict[Badput, float] = field(default_factory=dict)  # of both
     priced: bool = True  # False: part of it has no known price
 
 
@@ -59,10 +58,12 @@ class CostTotal:
 @click.option("--prices", "show_prices", is_flag=True, help="Show the price table instead.")
 @json_option
 def cost(by: str, since: datetime | None, show_prices: bool) -> None:
-    """Show chip hours and dollars by job, user, pool or type: how much of it was useful, and how
-    much was lost, because work was repeated after the loss of a slice. Unknown: attempts that did
-    not finish and reported no steps. The rest is booting, setting up and waiting in a pool; slices
-    of a pool that no job held are `(no job)` and `(no user)`.
+    """Show chip hours and dollars by job, user, pool or type: how much of it were steps that count,
+    and what the rest went into: recovery from faults, steps made again, start of the program,
+    connecting, restoring and saving checkpoints, idle (booting, setup, waiting in a pool). Unknown:
+    attempts that did not finish and reported no steps. Slices of a pool that no job held are
+    `(no job)` and `(no user)`. --json has the classes by the names of Google's library
+    ml-goodput-measurement.
 
     Without --since, jobs of earlier months than the last one are summed by user.
 
@@ -86,10 +87,10 @@ def cost(by: str, since: datetime | None, show_prices: bool) -> None:
     )
     shown = [*ordered, total] if len(ordered) > 1 else ordered
     output.print_table(
-        (by.upper(), "CHIP HOURS", "USEFUL", "LOST", "UNKNOWN", "COST", "LOST COST"),
+        (by.upper(), "CHIP HOURS", "USEFUL", "COST", "NOT USEFUL"),
         (cells(item) for item in shown),
         "no cost yet" if since is None else "nothing was billed since then",
-        droppable=("LOST COST", "UNKNOWN", "LOST"),
+        droppable=("NOT USEFUL",),
         value={"by": by, "rows": ordered, "usd": total.usd},
     )
 
@@ -98,14 +99,13 @@ def _add(item: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Pric
     usd = prices.chip_hour_price(row.accelerator, row.capacity, table)
     item.chip_hours += row.chip_hours
     item.useful += row.useful
-    item.lost += row.lost
-    item.unknown += row.unknown
+    for kind, hours in row.badput.items():
+        item.badput[kind] = item.badput.get(kind, 0.0) + hours
+        item.badput_usd[kind] = item.badput_usd.get(kind, 0.0) + hours * (usd or 0.0)
     if row.simulated:
         item.simulated_usd += row.chip_hours * (usd or 0.0)
-        item.lost_simulated_usd += row.lost * (usd or 0.0)
     else:
         item.usd += row.chip_hours * (usd or 0.0)
-        item.lost_usd += row.lost * (usd or 0.0)
     item.priced &= usd is not None
 
 
@@ -116,10 +116,18 @@ def cells(item: CostTotal) -> tuple[str, ...]:
         item.label,
         prices.amount(item.chip_hours),
         f"{prices.amount(item.useful)}{share}",
-        prices.amount(item.lost),
-        prices.amount(item.unknown),
         dollars + ("" if item.priced else " + unpriced"),
-        _dollars(item.lost_usd, item.lost_simulated_usd),
+        _losses(item),
+    )
+
+
+def _losses(item: CostTotal) -> str:
+    """What cost most comes first; less than a hundredth of all is left out."""
+    largest = sorted(item.badput, key=lambda kind: (-item.badput_usd[kind], -item.badput[kind]))
+    return ", ".join(
+        f"{text.BADPUT[kind]} ${prices.amount(item.badput_usd[kind])}"
+        for kind in largest
+        if item.badput[kind] >= item.chip_hours / 100
     )
 
 

@@ -80,45 +80,29 @@ def doctor(target: str, fix: bool) -> int:
 
 
 def _slice_checks(row: SliceRow) -> list[CheckResult]:
-    healthy = row.state not in _IMPACTS
-    state = CheckResult(
-        check="state",
-        health=Health.OK if healthy else Health.FAILED,
-        message=f"{row.state} ({row.reason})",
-        impact="" if healthy else _IMPACTS[row.state],
+    message, impact = f"{row.state} ({row.reason})", _IMPACTS.get(row.state)
+    state = (
+        CheckResult.failed("state", message, impact) if impact else CheckResult.ok("state", message)
     )
     if row.state in WITHOUT_HOSTS:
         return [state]
-    missing = row.hosts - row.hosts_seen
-    hosts = CheckResult(
-        check="hosts",
-        health=Health.FAILED if missing else Health.OK,
-        message=f"{row.hosts_seen} of {row.hosts} hosts send heartbeats",
-        impact="the slice is replaced if a host stays silent" if missing else "",
-    )
-    return [state, hosts]
+    message = f"{row.hosts_seen} of {row.hosts} hosts send heartbeats"
+    if row.hosts_seen == row.hosts:
+        return [state, CheckResult.ok("hosts", message)]
+    impact = "the slice is replaced if a host stays silent"
+    return [state, CheckResult.failed("hosts", message, impact)]
 
 
 def _host_checks(result: HostCommandResult | None, now: datetime) -> list[CheckResult]:
     if result is None:
-        return [
-            CheckResult(
-                check="agent",
-                health=Health.FAILED,
-                message="no answer",
-                impact="the host is down, unreachable or still booting",
-                remedy="check its serial console, or wait for the slice to be replaced",
-            )
-        ]
+        impact = "the host is down, unreachable or still booting"
+        remedy = "check its serial console, or wait for the slice to be replaced"
+        return [CheckResult.failed("agent", "no answer", impact, remedy)]
     try:
         report = encoding.from_json(result.output, DiagnosticReport)
     except BadInput:
         evidence = result.message or text.one_line(result.output)[:200]
-        return [
-            CheckResult(
-                check="agent", health=Health.FAILED, message=f"diagnosis failed: {evidence}"
-            )
-        ]
+        return [CheckResult.failed("agent", f"diagnosis failed: {evidence}")]
     return [*report.checks, _clock_check(report.at, now)]
 
 
@@ -126,13 +110,12 @@ def _clock_check(theirs: datetime, ours: datetime) -> CheckResult:
     """The report takes up to two heartbeats to arrive; more than that is a wrong clock."""
     difference = abs(ours - theirs)
     if difference <= HEARTBEAT_ALLOWANCE + CLOCK_TOLERANCE:
-        return CheckResult(check="clock", health=Health.OK, message="agrees with the server's")
-    return CheckResult(
-        check="clock",
-        health=Health.WARNING,
-        message=f"differs from the server's by {text.duration(difference)}",
-        impact="timestamps in logs and checkpoints are wrong, and credentials may be rejected",
-        remedy="check the host's time service (chrony or systemd-timesyncd)",
+        return CheckResult.ok("clock", "agrees with the server's")
+    return CheckResult.warning(
+        "clock",
+        f"differs from the server's by {text.duration(difference)}",
+        "timestamps in logs and checkpoints are wrong, and credentials may be rejected",
+        "check the host's time service (chrony or systemd-timesyncd)",
     )
 
 

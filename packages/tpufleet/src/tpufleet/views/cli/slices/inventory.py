@@ -168,7 +168,7 @@ def slices() -> None:
              row.job_id or "-", text.age(row.requested_at), row.reason)
             for row in rows
         ),
-        "no slices; jobs request them, or keep some ready with `tpu pool create --smallest N`",
+        output.none_yet("slices", "tpu run TYPE -- CMD"),
         droppable=("REQUESTED", "CAPACITY", "HOSTS", "POOL", "JOB"),
         value={"slices": rows},
     )  # fmt: skip

@@ -40,7 +40,9 @@ def pool() -> None:
 )
 @click.argument("name")
 @click.argument("accelerator", metavar="[TYPE]", required=False)
-@click.option("--provider", default="local", show_default=True, help="local, tpu-vm or gke.")
+@click.option(
+    "--provider", default="local", show_default=True, help="local, tpu-vm, compute or gke."
+)
 @click.option(
     "--largest",
     default=1,
@@ -199,7 +201,7 @@ def list_pools() -> None:
              ", ".join(row.members) or "all users")
             for row in pools
         ),
-        "no pools; create one with `tpu pool create NAME TYPE`",
+        output.none_yet("pools", "tpu pool create NAME TYPE"),
         value={"pools": pools},
     )  # fmt: skip
 
@@ -246,15 +248,12 @@ def delete(name: str, yes: bool) -> None:
     """Delete pool NAME; its idle slices are released, and its reservations end."""
     with connection.connect() as client:
         reserved = [each for each in client.reservations() if each.pool == name]
-        question = f"Delete pool {name}?"
+        what = f"pool {name}"
         if reserved:
             owners = ", ".join(dict.fromkeys(each.owner for each in reserved))
-            what = text.counted(len(reserved), "reservation")
-            question = f"Delete pool {name} and end {what} (of {owners})?"
-        output.confirm(question, yes or output.as_json())
+            what += f" and end {text.counted(len(reserved), 'reservation')} (of {owners})"
+        output.confirm_deletion(what, yes or output.as_json())
         client.delete_pool(name)
-    if output.as_json():
-        output.print_json({"deleted": name, "ended_reservations": [each.id for each in reserved]})
-    else:
-        ended = text.counted(len(reserved), "reservation")
-        click.echo(f"deleted pool {name}" + (f"; ended {ended}" if reserved else ""))
+    ended = f"; ended {text.counted(len(reserved), 'reservation')}" if reserved else ""
+    value = {"deleted": name, "ended_reservations": [each.id for each in reserved]}
+    output.print_deleted(value, f"pool {name}{ended}")

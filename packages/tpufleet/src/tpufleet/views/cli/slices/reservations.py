@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, NotFound, invalid
 from tpufleet.model.api_types import NewReservation
 from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.model.people.preferences import find_zone
@@ -35,9 +35,8 @@ def start_time(written: str, now: datetime) -> datetime:
     try:
         return now + (durations.parse(written) or timedelta(0))
     except BadInput as error:
-        raise BadInput(
-            f"--from: {written[:40]!r} is not a time; write 14:00, '2026-01-31 14:00' or 2h"
-        ) from error
+        example = "14:00, '2026-01-31 14:00' or 2h"
+        raise invalid(written, "a time", example, "--from") from error
 
 
 @click.command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tpufleet.errors import BadInput
+from tpufleet.model.tpu import type_lookup
 from tpufleet.views.cli import connection, gcloud, output
 from tpufleet.views.cli.slices.host_commands import find_slice
 
@@ -19,7 +20,7 @@ from tpufleet.views.cli.slices.host_commands import find_slice
 @click.option(
     "--tunnel-through-iap",
     is_flag=True,
-    help="Connect through Identity-Aware Proxy (default if tpu_vm.external_ips is false).",
+    help="Connect through Identity-Aware Proxy (default if external_ips is false).",
 )
 @output.dry_run_option
 def ssh(
@@ -33,15 +34,24 @@ def ssh(
     with connection.connect() as client:
         row = find_slice(client, target)
     slice_id = row.id
-    settings = connection.settings().tpu_vm or {}
+    configured = connection.settings()
+    section = {"tpu-vm": configured.tpu_vm, "compute": configured.compute}.get(row.provider)
+    settings = section or {}
     emulator = settings.get("endpoint") if not dry_run else None
-    if row.provider != "tpu-vm" or emulator:
+    # The VMs of a group have names that do not tell the number of the host.
+    grouped = row.provider == "compute" and type_lookup.find(row.accelerator).hosts > 1
+    if row.provider not in ("tpu-vm", "compute") or emulator or grouped:
         raise BadInput(
             f"{slice_id} is on {emulator or row.provider}, which has no ssh\n"
             f"  next: tpu exec {slice_id} -- COMMAND"
         )
     project = str(settings.get("project") or "")
-    address = gcloud.NodeAddress(name=row.node or row.id, zone=row.zone, project=project)
+    address = gcloud.NodeAddress(
+        name=row.node or row.id,
+        zone=row.zone,
+        project=project,
+        is_instance=row.provider == "compute",
+    )
     argv = address.ssh(str(host), command)
     if tunnel_through_iap or settings.get("external_ips") is False:
         argv.append("--tunnel-through-iap")

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import unknown
 from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.model.tpu.tpu_zones import ZoneOffer
 from tpufleet.model.tpu.type_lookup import Accelerator, short_name
@@ -61,8 +61,7 @@ def _select(name: str | None) -> list[Accelerator]:
         return [type_lookup.find(wanted)]
     chosen = [kind for kind in every if wanted in (kind.generation, kind.name.split("-")[0])]
     if not chosen:
-        known = ", ".join(sorted({kind.generation for kind in every}))
-        raise BadInput(f"unknown TPU type or generation {name!r}; generations: {known}")
+        raise unknown("TPU type or generation", name, sorted({kind.generation for kind in every}))
     return chosen
 
 
@@ -81,7 +80,7 @@ def _print_zones(chosen: list[Accelerator], zone: str | None) -> None:
     for of_zone in _grouped(offers):
         first = of_zone[0]
         capacity = ", ".join(kind.value for kind in first.capacity)
-        rows.append((_range(of_zone), first.zone, first.access.value, capacity or "GKE only"))
+        rows.append((_range(of_zone), first.zone, first.access.value, capacity or "compute, gke"))
     output.print_table(
         ("TYPE", "ZONE", "ACCESS", "CAPACITY"), rows, f"no TPU type is documented in {zone}"
     )

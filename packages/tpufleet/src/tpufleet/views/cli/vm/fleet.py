@@ -92,7 +92,7 @@ def delete(workers_per_zone: int, yes: bool, dry_run: bool) -> int:
         existing = [each for each in members if states[each.name] != "NOT_FOUND"]
         return _show_planned(existing, NodeResult.WOULD_DELETE)
     where = ", ".join(dict.fromkeys(member.zone for member in members))
-    output.confirm(f"Delete {len(members)} TPU VMs in {where}?", yes)
+    output.confirm_deletion(f"{len(members)} TPU VMs in {where}", yes)
     return _act(
         nodes,
         members,

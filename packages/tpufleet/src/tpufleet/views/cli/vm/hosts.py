@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, invalid, not_found
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import NodeRequest
 from tpufleet.views.cli import gcloud, output
@@ -62,7 +62,7 @@ def repair(name: str, yes: bool) -> int:
     info = nodes.get(node.zone, name)
     if info.state in fleets.GONE_STATES:
         if not info.accelerator:
-            raise NotFound(f"no TPU VM {name!r}\n  next: `tpu vm apply {name}` creates it")
+            raise not_found(f"TPU VM in {node.zone}", name, "vm fleet list")
         request = NodeRequest(
             accelerator=info.accelerator, spot=info.capacity == "spot", runtime=info.runtime
         )
@@ -123,9 +123,9 @@ def mount_disk(
     system is never formatted. Slices of a server mount their disks when they boot.
     """
     if nfs and not _NFS.fullmatch(nfs):
-        raise BadInput(f"--nfs: {nfs!r} is not SERVER:/EXPORT")
+        raise invalid(nfs, "SERVER:/EXPORT", "10.0.0.2:/share", "--nfs")
     if not target.startswith("/"):
-        raise BadInput(f"--at: {target!r} is not an absolute path")
+        raise invalid(target, "an absolute path", "/mnt/disk", "--at")
     nodes = open_nodes()
     node = node_address(nodes, name)
     ready_node(nodes, name)
@@ -179,7 +179,7 @@ def ssh(
     use `tpu exec`.
     """
     if not re.fullmatch(r"\d+|all", worker):
-        raise BadInput(f"invalid host {worker!r}; pass a number, or `all` with --command")
+        raise invalid(worker, "a host", "0, or `all` with --command")
     if worker == "all" and command is None:
         raise BadInput("a shell needs one host; pass its number, or --command TEXT for all hosts")
     argv = node_address(open_nodes(), name).ssh(worker, command)

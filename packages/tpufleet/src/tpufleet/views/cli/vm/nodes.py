@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import NotFound
+from tpufleet.errors import not_found
 from tpufleet.model.fleet import fleets
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views.cli import output
@@ -40,7 +40,7 @@ def apply(context: click.Context, name: str, replace: bool, yes: bool, **values:
     before = nodes.get(where, name) if replace else None
     request = node_request_from(context, name, values, before)
     if replace:
-        output.confirm(f"Delete {name} and create it again?", yes)
+        output.confirm_deletion(f"{name} and create it again", yes)
     with interruptible(undo_hint(name, where)):
         if replace:
             nodes.delete(where, name)
@@ -57,7 +57,7 @@ def apply(context: click.Context, name: str, replace: bool, yes: bool, **values:
 def delete(name: str, yes: bool) -> None:
     """Delete a TPU VM, and wait until it is gone."""
     nodes, where = open_nodes(), zone_of(name)
-    output.confirm(f"Delete {name} in {where}?", yes)
+    output.confirm_deletion(f"{name} in {where}", yes)
     with interruptible(f"check whether it was deleted with `tpu vm status {name}`"):
         existed = nodes.delete(where, name)
     result = NodeResult.DELETED if existed else NodeResult.NOT_FOUND
@@ -73,11 +73,8 @@ def restart(name: str, yes: bool) -> None:
     after a question it is deleted and created again, with an empty boot disk."""
     nodes, where = open_nodes(), zone_of(name)
     if nodes.is_recreated_to_restart(where, name):
-        output.confirm(
-            f"{name} has several hosts, which cannot be stopped. Delete it, with the data on its "
-            "boot disks, and create it again?",
-            yes,
-        )
+        output.print_status(f"{name} has several hosts, which cannot be stopped")
+        output.confirm_deletion("it, with the data on its boot disks, and create it again", yes)
     with interruptible(f"the TPU VM may be stopped; start it with `tpu vm restart {name}`"):
         restarted = nodes.restart(where, name)
     show_nodes([restarted])
@@ -91,7 +88,7 @@ def describe(name: str) -> None:
     where = zone_of(name)
     node = open_nodes().get(where, name)
     if node.state == "NOT_FOUND":
-        raise NotFound(f"no TPU VM {name!r} in {where}; `tpu vm fleet list` lists them")
+        raise not_found(f"TPU VM in {where}", name, "vm fleet list")
     if output.printed_json(node):
         return
     labels = ", ".join(f"{key}={value}" for key, value in (node.labels or {}).items())

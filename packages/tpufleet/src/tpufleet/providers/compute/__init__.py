@@ -1,0 +1,1 @@
+"""TPUs as Compute Engine instances."""

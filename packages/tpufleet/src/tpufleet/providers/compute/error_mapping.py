@@ -1,0 +1,149 @@
+"""Maps errors of Compute Engine to provider errors: of answers, of operations, and of groups and
+VMs that wait (cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tpufleet.errors import (
+    ASK_ADMINISTRATOR,
+    LOG_IN,
+    BadRequest,
+    NoCapacity,
+    PermissionMissing,
+    ProviderBusy,
+    ProviderError,
+    ProviderUnavailable,
+    QuotaExceeded,
+    RateLimited,
+)
+from tpufleet.providers.tpu_vm.google_rest import Answer
+
+API = "compute.googleapis.com"
+ROLES = "roles/compute.instanceAdmin.v1 and roles/iam.serviceAccountUser"
+# Codes of a stockout. A flex-start request without capacity may end with INTERNAL_ERROR after
+# minutes, and a VM that is preempted while it is created with one of the last two.
+CAPACITY_CODES = (
+    "ZONE_RESOURCE_POOL_EXHAUSTED", "RESOURCE_POOL_EXHAUSTED", "INSUFFICIENT_CAPACITY",
+    "VM_MIN_COUNT_NOT_REACHED", "INTERNAL_ERROR", "UNSUPPORTED_OPERATION", "RESOURCE_NOT_READY",
+)  # fmt: skip
+# Of a reservation, all with other codes: full, or not begun, can change by itself.
+_RESERVATION_BUSY = re.compile(
+    r"does not have available resources|requires reservation to be in READY state", re.IGNORECASE
+)
+_CAPACITY_TEXT = re.compile(
+    r"does not have enough resources|resource pool exhausted|stock ?out", re.IGNORECASE
+)
+_CONSTRAINT = re.compile(r"constraints/([A-Za-z.]+)")
+# A zone that refuses bulk mode, unlike one that requires it, or refuses something in it.
+_NO_BULK = re.compile(
+    r"bulk mode\b.*\b(does not support|is not (supported|available|allowed))", re.IGNORECASE
+)
+# Whatever the code, and however long one waits.
+_PERMANENT_TEXT = re.compile(r"not compatible|unsupported TPU configuration", re.IGNORECASE)
+_RATE_CODES = re.compile(r"RATE_LIMIT|RATE_EXCEEDED|CONCURRENT_OPERATIONS", re.IGNORECASE)
+_RATE_REASONS = ("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED")
+_BUSY_REASONS = ("resourceNotReady", "conditionNotMet", "resourceInUseByAnotherResource")
+_DISABLED_REASONS = ("accessNotConfigured", "SERVICE_DISABLED", "API_DISABLED")
+
+
+def of_answer(answer: Answer, action: str, project: str) -> ProviderError:
+    """For an HTTP status of 400 and above."""
+    found, text = reasons(answer.body), f"{action}: {_clean(answer.message)}"
+    if any(reason in _RATE_REASONS for reason in found) or answer.status == 429:
+        return RateLimited(text)
+    if answer.status == 401:
+        return PermissionMissing(f"{text}; {LOG_IN}")
+    if "quotaExceeded" in found:
+        return QuotaExceeded(text)
+    if constraint := _CONSTRAINT.search(answer.message):
+        return _policy_violation(text, constraint[1])
+    if answer.status == 403 and any(reason in _DISABLED_REASONS for reason in found):
+        return PermissionMissing(
+            f"{text.partition('. ')[0]}; run `gcloud services enable {API} --project {project}`"
+        )
+    if answer.status == 403:
+        return PermissionMissing(f"{text}; grant {ROLES} on the project: `tpu init check`")
+    if answer.status >= 500:
+        return ProviderUnavailable(text)
+    if answer.status in (409, 412) or any(reason in _BUSY_REASONS for reason in found):
+        return ProviderBusy(text)
+    if _CAPACITY_TEXT.search(text):
+        return NoCapacity(text)
+    hint = "; check the project, the zone, the network and the image" if answer.missing else ""
+    return BadRequest(f"{text}{hint}")
+
+
+def of_errors(errors: Sequence[Mapping[str, Any]], action: str) -> ProviderError | None:
+    """For the error list of an operation, a group or a VM. The first that is not a consequence of
+    another: a stockout of one VM stops its siblings."""
+    found = [_of_error(error, action) for error in errors]
+    final = [error for error in found if not isinstance(error, NoCapacity)]
+    return next(iter(final), next(iter(found), None))
+
+
+def refuses_bulk(error: ProviderError) -> bool:
+    """Whether a group is refused only because of bulk mode."""
+    _, _, message = str(error).partition(": ")  # without the name, which may be anything
+    return isinstance(error, BadRequest) and bool(_NO_BULK.search(message))
+
+
+def _of_error(error: Mapping[str, Any], action: str) -> ProviderError:
+    code, message = str(error.get("code", "")), _clean(str(error.get("message", "")))
+    text = f"{action}: {message or code}"
+    if _RATE_CODES.search(code) or code in _RATE_REASONS:
+        return RateLimited(text)
+    if _PERMANENT_TEXT.search(message):
+        return BadRequest(text)
+    if "QUOTA" in code:
+        return QuotaExceeded(text + _quota_detail(error))
+    if code.startswith("IP_SPACE_EXHAUSTED"):
+        return QuotaExceeded(f"{text}; enlarge the subnetwork, or use another one")
+    if constraint := _CONSTRAINT.search(message):
+        return _policy_violation(text, constraint[1])
+    if _RESERVATION_BUSY.search(message):
+        return NoCapacity(text)
+    if code.startswith(CAPACITY_CODES) or _CAPACITY_TEXT.search(message):
+        return NoCapacity(text + _zones_detail(error))
+    if code in ("PERMISSIONS_ERROR", "PERMISSION_DENIED"):
+        return PermissionMissing(f"{text}; grant {ROLES} on the project: `tpu init check`")
+    return BadRequest(text)
+
+
+def _policy_violation(text: str, constraint: str) -> ProviderError:
+    if constraint == "compute.vmExternalIpAccess":
+        return PermissionMissing(f"{text}; set `external_ips: false` in compute")
+    return PermissionMissing(f"{text}; {ASK_ADMINISTRATOR}")
+
+
+def _quota_detail(error: Mapping[str, Any]) -> str:
+    for detail in error.get("errorDetails", ()):
+        quota = detail.get("quotaInfo") or {}
+        if quota.get("metricName"):
+            where = quota.get("dimensions") or {}
+            place = ", ".join(f"{key} {value}" for key, value in sorted(where.items()))
+            name = quota.get("limitName") or quota["metricName"]
+            return f" (limit {quota.get('limit', 0):g} of {name}{place and f', {place}'})"
+    return ""
+
+
+def _zones_detail(error: Mapping[str, Any]) -> str:
+    for detail in error.get("errorDetails", ()):
+        zones = ((detail.get("errorInfo") or {}).get("metadatas") or {}).get("zonesAvailable")
+        if zones:
+            return f"; Google names {zones} instead"
+    return ""
+
+
+def reasons(body: Mapping[str, Any]) -> list[str]:
+    error = body.get("error")
+    if not isinstance(error, Mapping):
+        return []
+    listed = [str(each.get("reason", "")) for each in error.get("errors", ())]
+    return listed + [str(each.get("reason", "")) for each in error.get("details", ())]
+
+
+def _clean(text: str) -> str:
+    return " ".join(text.split())[:600].rstrip(".")

@@ -1,0 +1,114 @@
+"""Checks a project for TPUs as Compute Engine instances: what differs from TPU VMs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tpufleet.clocks import SystemClock
+from tpufleet.model.fleet.preflight import Check, failed, ok, warning
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu.type_lookup import Accelerator
+from tpufleet.providers.compute.error_mapping import API
+from tpufleet.providers.compute.quota import QuotaReader
+from tpufleet.providers.compute.requests import MACHINES
+from tpufleet.providers.compute.settings import ComputeSettings
+from tpufleet.providers.tpu_vm.preflight import Preflight
+from tpufleet.providers.tpu_vm.preflight_accounts import unknown
+
+# cloud.google.com/compute/docs/tpus/quickstart-create-tpu-multi-host-slice; the fine-grained set is
+# of the methods that the server calls (compute/docs/access/iam).
+PERMISSIONS = {
+    "roles/compute.instanceAdmin.v1": (
+        "compute.disks.create", "compute.images.useReadOnly",
+        "compute.instanceGroupManagers.create", "compute.instanceGroupManagers.delete",
+        "compute.instanceGroupManagers.get", "compute.instanceGroupManagers.list",
+        "compute.instanceTemplates.create", "compute.instanceTemplates.delete",
+        "compute.instanceTemplates.get", "compute.instanceTemplates.list",
+        "compute.instanceTemplates.useReadOnly", "compute.instances.create",
+        "compute.instances.delete", "compute.instances.get", "compute.instances.getGuestAttributes",
+        "compute.instances.list", "compute.instances.setLabels", "compute.instances.setMetadata",
+        "compute.instances.setServiceAccount", "compute.instances.setTags",
+        "compute.resourcePolicies.create",
+        "compute.resourcePolicies.delete", "compute.resourcePolicies.get",
+        "compute.resourcePolicies.list", "compute.resourcePolicies.use",
+        "compute.regionOperations.get", "compute.subnetworks.use",
+        "compute.subnetworks.useExternalIp", "compute.zoneOperations.get",
+    ),
+}  # fmt: skip
+
+
+class ComputePreflight(Preflight):
+    section = "compute"
+    apis: Mapping[str, str] = {"Compute Engine API": API}
+    permissions: Mapping[str, Sequence[str]] = PERMISSIONS
+
+    def _may_have(self, kind: Accelerator) -> bool:
+        return kind.machine_type in MACHINES
+
+    def _runtimes(self) -> Iterator[Check]:
+        """The machine types and images of the types that the user wants, and the reservation."""
+        assert isinstance(self._settings, ComputeSettings)
+        images: dict[str, str] = {}
+        for accelerator, zone, _ in self._pairs():
+            kind = type_lookup.find(accelerator)
+            name = f"machine type {type_lookup.short_name(accelerator)} {zone}"
+            path = f"projects/{self._project}/zones/{zone}/machineTypes/{kind.machine_type}"
+            answer = self._rest.get("compute", f"compute/v1/{path}")
+            if answer.missing:
+                yield warning(
+                    name,
+                    f"{zone} has no {kind.machine_type}",
+                    f'gcloud compute machine-types list --filter="name={kind.machine_type}" '
+                    f"--project {self._project}",
+                )
+            elif answer.status != 200:
+                yield unknown(self._project, name, answer)
+            else:
+                yield ok(name, str(kind.machine_type))
+            images[kind.generation] = self._settings.image(kind.generation)
+        for generation, image in images.items():
+            path = image.partition("/compute/v1/")[2] or image
+            answer = self._rest.get("compute", f"compute/v1/{path}")
+            listed = path.split("/")[1]
+            command = f"gcloud compute images list --project {listed} --no-standard-images"
+            if answer.status == 200:
+                yield self._disk(generation, str(answer.body.get("diskSizeGb", "0")))
+            elif answer.missing:
+                yield failed(f"image {generation}", f"{path} not found", command)
+            else:
+                yield unknown(self._project, f"image {generation}", answer)
+
+    def _disk(self, generation: str, needed: str) -> Check:
+        assert isinstance(self._settings, ComputeSettings)
+        name, size = f"image {generation}", self._settings.disk_gb
+        if size < int(needed):
+            short = f"needs a boot disk of {needed} GB, and disk_gb is {size}"
+            return failed(name, short, f"set `disk_gb: {needed}` of `compute` in the config file")
+        return ok(name, f"boot disk of {size} GB")
+
+    def _quota(self) -> Iterator[Check]:
+        """Of Compute Engine, by family and region, in chips: that of the Cloud TPU API does not
+        count here."""
+        reader = QuotaReader(self._rest, self._project)
+        now = SystemClock().now()
+        for accelerator, zone, capacity in self._pairs():
+            kind = type_lookup.find(accelerator)
+            name = f"quota {type_lookup.short_name(accelerator)} {zone}"
+            limit = reader.limit(kind, zone, capacity, now)
+            if limit is None:
+                quiet = capacity is Capacity.RESERVED
+                yield ok(name, "none needed") if quiet else warning(name, "cannot be read")
+            elif limit.chips is None or limit.chips >= kind.chips:
+                chips = "unlimited" if limit.chips is None else f"{limit.chips} chips"
+                yield ok(name, f"{chips} ({capacity})")
+            else:
+                asked = bool(self._wanted.accelerators)
+                places = ",".join(f"{key}={value}" for key, value in limit.dimensions.items())
+                yield (failed if asked else warning)(
+                    name,
+                    f"{limit.chips} of {kind.chips} chips ({capacity})",
+                    f"gcloud beta quotas preferences create --service={API} "
+                    f"--project={self._project} --quota-id={limit.quota_id} "
+                    f"--dimensions={places} --preferred-value={kind.chips}",
+                )

@@ -1,0 +1,264 @@
+"""The provider `compute`. It never waits for capacity: operations are started and recorded, and the
+next listing checks them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from tpufleet.clocks import Clock, SystemClock
+from tpufleet.errors import BadRequest, ProviderBusy, ProviderError, RateLimited
+from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice, SliceListing
+from tpufleet.model.fleet.slices import SliceId, settings_digest
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.job.pod_settings import PodSettings
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu.type_lookup import Accelerator
+from tpufleet.providers.base import Fault, Order, no_such_slice
+from tpufleet.providers.compute import error_mapping, naming, requests
+from tpufleet.providers.compute.api import ComputeApi
+from tpufleet.providers.compute.naming import Location
+from tpufleet.providers.compute.quota import QuotaReader
+from tpufleet.providers.compute.settings import ComputeSettings
+from tpufleet.providers.compute.shared_resources import SharedResources
+from tpufleet.providers.compute.zone_observer import ZoneObserver, ZoneSlice, ZoneView
+from tpufleet.providers.tpu_vm import naming as metadata_keys
+from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
+from tpufleet.providers.tpu_vm.rate_limit import ZoneRateLimit
+from tpufleet.providers.tpu_vm.zone_listings import MIN_WAIT, ZoneListings
+
+log = logging.getLogger(__name__)
+
+# A release may use a view of the zone that is no older than this.
+MAX_VIEW_AGE = timedelta(seconds=15)
+# As the emulator calls them.
+_FAULTS = {Fault.PREEMPT: "vanish", Fault.PREEMPT_NOTICE: "preempt"}
+
+
+class ComputeProvider:
+    name = "compute"
+    exposes_tokens = True  # every process on a host can read its metadata
+
+    def __init__(
+        self,
+        settings: ComputeSettings,
+        *,
+        fleet: str,
+        folder: Path | None = None,
+        clock: Clock | None = None,
+        rest: GoogleRest | None = None,
+        min_wait: float = MIN_WAIT,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.zones: Sequence[str] = settings.zones
+        self._settings = settings
+        self._fleet = fleet
+        self._clock = clock or SystemClock()
+        rest = rest or GoogleRest(settings.endpoint, settings.project)
+        self._rest = rest
+        self._api = ComputeApi(rest, settings.project)
+        self._pending = PendingCreations(folder)
+        self._shared = SharedResources(self._api, fleet)
+        quota = QuotaReader(rest, settings.project)
+        self._zones = {
+            zone: ZoneObserver(
+                Location(project=settings.project, zone=zone),
+                self._api,
+                settings,
+                self._pending,
+                fleet,
+                quota,
+            )
+            for zone in settings.zones
+        }
+        self._rate_limits = {zone: ZoneRateLimit(zone, monotonic) for zone in settings.zones}
+        self._listings: ZoneListings[ZoneView] = ZoneListings(settings.zones, min_wait)
+        self._lock = threading.Lock()
+        self._without_bulk: set[tuple[str, Capacity]] = set()  # that refuse bulk mode
+        self._wake: Callable[[], None] = lambda: None
+
+    def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
+        """The image, not all settings of the server: an upgrade must not give up idle capacity."""
+        return settings_digest(self._settings.image(type_lookup.find(accelerator).generation))
+
+    def request(self, order: Order) -> None:
+        accelerator = requests.validate(order, self._settings)
+        limit = self._rate_limits[order.zone]
+        limit.acquire()
+        try:
+            with limit.track_call():
+                self._create(order, accelerator, self._zones[order.zone].location)
+        except RateLimited:
+            limit.on_rate_limited()
+            raise
+        limit.on_success()
+
+    def release(self, slice_id: SliceId, zone: str) -> None:
+        if zone not in self._zones or not metadata_keys.NODE_ID.fullmatch(slice_id):
+            return  # cannot exist
+        with self._rate_limits[zone].track_call():
+            zone_slice = self._find(slice_id, zone)
+            if zone_slice is not None:
+                self._delete(zone_slice, self._zones[zone])
+        self._pending.remove(slice_id)
+
+    def listing(self, expected: Collection[ExpectedSlice] = ()) -> SliceListing:
+        now = self._clock.now()
+        views, errors = self._listings.all(lambda zone: self._zones[zone].observe(now, expected))
+        self._collect(views, now)
+        found = [each.cloud_slice for view in views.values() for each in view.slices.values()]
+        return SliceListing(found, errors)
+
+    def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
+        if not self._settings.emulated:
+            raise BadRequest(
+                "Compute Engine does not support fault injection; use an emulator "
+                "(compute.endpoint)"
+            )
+        now = self._clock.now()
+        views = [zone.observe(now) for zone in self._zones.values()]
+        if not any(slice_id in view.slices for view in views):
+            raise no_such_slice(slice_id)
+        body = {"target": slice_id, "fault": _FAULTS.get(fault, fault.value), "host": host_index}
+        answer = self._rest.post("compute", "compute/testbed/v1/injectFault", body)
+        if answer.status >= 400:
+            raise BadRequest(answer.message)
+        self._wake()
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def close(self) -> None:
+        self._wake = lambda: None
+        self._listings.close()
+
+    # Requesting.
+    def _create(self, order: Order, accelerator: Accelerator, location: Location) -> None:
+        grouped = requests.uses_group(accelerator, order.capacity)
+        template = self._prepare(order, accelerator, location) if grouped else ""
+        for slice_id in order.slices:
+            if grouped:
+                self._insert_group(order, slice_id, accelerator, template, location)
+            else:
+                body = requests.instance(order, slice_id, accelerator, self._settings, location)
+                self._insert(order, location, "instances", body)
+
+    def _prepare(self, order: Order, accelerator: Accelerator, location: Location) -> str:
+        """What a group refers to must exist before it. Returns the name of the template."""
+        now = self._clock.now()
+        if accelerator.hosts > 1:
+            policy = requests.policy(order.fleet, accelerator.topology)
+            self._shared.ensure(location, location.policy(policy["name"]), policy, now)
+        template = requests.template(order, accelerator, self._settings)
+        self._shared.ensure(location, location.template(template["name"]), template, now)
+        return str(template["name"])
+
+    def _insert_group(
+        self, order: Order, slice_id: SliceId, accelerator: Accelerator, template: str,
+        location: Location,
+    ) -> None:  # fmt: skip
+        """In bulk mode, unless the zone refuses that for this kind of capacity: Google's documents
+        disagree on whether spot and on-demand groups can have it."""
+        source = (order.zone, order.capacity)
+
+        def body() -> dict[str, Any]:
+            bulk = source not in self._without_bulk
+            return requests.group(order, slice_id, accelerator, template, location, bulk=bulk)
+
+        first = body()
+        try:
+            self._insert(order, location, "instanceGroupManagers", first)
+        except BadRequest as error:
+            if "targetSizePolicy" in first and error_mapping.refuses_bulk(error):
+                log.warning("%s; creating groups there without it", error)
+                with self._lock:
+                    self._without_bulk.add(source)
+                self._insert(order, location, "instanceGroupManagers", body())
+            elif self._shared.lacks(str(error)):
+                raise ProviderBusy(str(error)) from error
+            else:
+                raise
+
+    def _insert(
+        self, order: Order, location: Location, collection: str, body: dict[str, Any]
+    ) -> None:
+        """Saved before the call: after a crash the same call is repeated, with one effect."""
+        name = SliceId(body["name"])
+        creation = self._pending.get(name)
+        if creation is not None and creation.operation:
+            return
+        if creation is None:
+            creation = Creation(
+                slice_id=name,
+                zone=location.zone,
+                operation="",
+                asked_at=self._clock.now(),
+                order=metadata_keys.label_value(order.id),
+                request_id=naming.new_request_id(),
+            )
+            self._pending.add(creation)
+        path = f"{location.zone_path}/{collection}"
+        try:
+            operation = self._api.insert(path, body, creation.request_id)
+        except BadRequest:
+            self._pending.remove(name)
+            raise
+        if operation is None:
+            self._pending.remove(name)
+            self._check_owner(f"{path}/{name}")
+            return
+        self._pending.add(replace(creation, operation=str(operation["name"])))
+
+    def _check_owner(self, path: str) -> None:
+        """It exists: fine if this fleet requested it."""
+        found = self._api.get(path) or {}
+        config = (found.get("allInstancesConfig") or {}).get("properties") or found
+        owner = (config.get("labels") or {}).get(naming.FLEET)
+        if found and owner != metadata_keys.label_value(self._fleet):
+            raise BadRequest(f"{naming.short(path)} exists, and belongs to another fleet")
+
+    # Releasing.
+    def _delete(self, zone_slice: ZoneSlice, observer: ZoneObserver) -> None:
+        cloud, location = zone_slice.cloud_slice, observer.location
+        if cloud.state is CloudState.STOPPING:
+            return
+        # One that is being created may be there although it is not listed.
+        both = (location.group(cloud.id), location.instance(cloud.id))
+        for path in (zone_slice.path,) if zone_slice.path else both:
+            self._api.delete(path)
+        observer.released[cloud.id] = self._clock.now()
+
+    def _find(self, slice_id: SliceId, zone: str) -> ZoneSlice | None:
+        """Its current state. A view without it is refreshed: it may be older than the request."""
+        known = self._zones[zone]
+        view, now = known.view, self._clock.now()
+        if view is None or now - view.observed_at > MAX_VIEW_AGE or slice_id not in view.slices:
+            view = known.observe(now, [ExpectedSlice(id=slice_id, zone=zone)])
+        return view.slices.get(slice_id)
+
+    def _collect(self, views: Mapping[str, ZoneView], now: datetime) -> None:
+        """Templates and policies that no group uses. Only in regions whose zones all responded."""
+        by_region: dict[str, list[str]] = defaultdict(list)
+        for zone, observer in self._zones.items():
+            by_region[observer.location.region].append(zone)
+        for zones in by_region.values():
+            if any(zone not in views for zone in zones):
+                continue
+            used = {
+                "templates": {name for zone in zones for name in views[zone].templates},
+                "policies": {name for zone in zones for name in views[zone].policies},
+            }
+            location = self._zones[zones[0]].location
+            try:
+                self._shared.collect(location, used, now)
+            except ProviderError as error:
+                log.warning("cannot delete unused templates and policies: %s", error)

@@ -1,0 +1,300 @@
+"""Observes one zone: its groups, instances and pending creations, as slices."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from tpufleet.errors import ProviderError
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
+from tpufleet.model.fleet.pools import RefusalKind
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu.type_lookup import find, is_known
+from tpufleet.providers.compute import naming, states
+from tpufleet.providers.compute.api import ComputeApi
+from tpufleet.providers.compute.naming import Location
+from tpufleet.providers.compute.quota import QuotaReader
+from tpufleet.providers.compute.settings import ComputeSettings
+from tpufleet.providers.compute.states import Observation
+from tpufleet.providers.tpu_vm import naming as metadata_keys
+from tpufleet.providers.tpu_vm.bootstrap_reports import BootstrapReports
+from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
+
+log = logging.getLogger(__name__)
+
+# Of one observation; the rest follows in the next.
+MAX_OPERATIONS = MAX_ERROR_READS = 50
+SETTLES_WITHIN = timedelta(seconds=30)
+# What still exists then is deleted again: the operation may have failed.
+DELETED_WITHIN = timedelta(minutes=5)
+PARALLEL_READS = 16
+
+Json = dict[str, Any]
+
+
+class ZoneSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice, with the path of the group or instance behind it."""
+
+    cloud_slice: CloudSlice
+    path: str = ""  # empty: it is being created
+    order: str = ""  # label of the order; slices of one are a gang
+
+
+class ZoneView(msgspec.Struct, frozen=True, kw_only=True):
+    observed_at: datetime
+    slices: Mapping[SliceId, ZoneSlice] = {}
+    templates: frozenset[str] = frozenset()  # names of those that groups use
+    policies: frozenset[str] = frozenset()
+
+
+class ZoneObserver:
+    def __init__(
+        self,
+        location: Location,
+        api: ComputeApi,
+        settings: ComputeSettings,
+        pending: PendingCreations,
+        fleet: str,
+        quota: QuotaReader,
+    ) -> None:
+        self.location = location
+        self.view: ZoneView | None = None
+        self.released: dict[SliceId, datetime] = {}  # when a delete was accepted
+        self._api = api
+        self._settings = settings
+        self._pending = pending
+        self._fleet = metadata_keys.label_value(fleet)
+        self._quota = quota
+        self._bootstrap = BootstrapReports(api)
+
+    def observe(self, now: datetime, expected: Collection[ExpectedSlice] = ()) -> ZoneView:
+        """Listings are eventually consistent: an expected slice is only missing if neither a group
+        nor an instance of its name is found."""
+        groups = {each["name"]: each for each in self._api.groups(self.location)}
+        groups = {name: each for name, each in groups.items() if self._is_own(_config(each))}
+        instances = self._api.instances(self.location, self._fleet)
+        members: dict[str, list[Json]] = defaultdict(list)
+        for instance in instances:
+            members[instance.get("labels", {}).get(naming.SLICE, instance["name"])].append(instance)
+        self._add_unlisted(groups, members, expected)
+        alone = {name: each[0] for name, each in members.items() if name not in groups}
+        single = {name: vm for name, vm in alone.items() if vm["name"] == name}
+        self._bootstrap.start_observation({self._paths(each) for each in members.values()}, now)
+        observed: dict[SliceId, ZoneSlice] = {}
+        for zone_slice in [
+            *self._of_groups(groups, members, now),
+            *(self._of_instance(vm, now) for vm in single.values()),
+        ]:
+            observed[zone_slice.cloud_slice.id] = zone_slice
+        for index, creation in enumerate(self._missing(observed)):
+            created = self._of_creation(creation, now, read=index < MAX_OPERATIONS)
+            if created is not None:
+                observed[created.cloud_slice.id] = created
+        self.released = {
+            slice_id: at
+            for slice_id, at in self.released.items()
+            if slice_id in observed and now - at < DELETED_WITHIN
+        }
+        self.view = ZoneView(
+            observed_at=now,
+            slices=refuse_gangs(observed),
+            templates=frozenset(naming.short(each["instanceTemplate"]) for each in groups.values()),
+            policies=frozenset(naming.short(_policy(each)) for each in groups.values()),
+        )
+        return self.view
+
+    def _is_own(self, config: Json) -> bool:
+        return (config.get("labels") or {}).get(naming.FLEET) == self._fleet
+
+    def _add_unlisted(
+        self,
+        groups: dict[str, Json],
+        members: dict[str, list[Json]],
+        expected: Collection[ExpectedSlice],
+    ) -> None:
+        """Own groups and instances that exist although the listings lack them."""
+        alone = {vm["name"] for each in members.values() for vm in each}
+        names = [
+            each.id
+            for each in expected
+            if each.zone == self.location.zone
+            and each.id not in groups
+            and each.id not in alone
+            and self._pending.get(each.id) is None  # its operation tells more
+        ]
+        if not names:
+            return
+        paths = [(self.location.group(name), self.location.instance(name)) for name in names]
+        with ThreadPoolExecutor(min(len(names), PARALLEL_READS)) as pool:
+            found = list(pool.map(lambda pair: [self._api.get(path) for path in pair], paths))
+        for name, (group, instance) in zip(names, found, strict=True):
+            if group is not None and self._is_own(_config(group)):
+                groups[name] = group
+            elif instance is not None and self._is_own(instance):
+                members[name] = [instance]
+
+    def _of_groups(
+        self, groups: Mapping[str, Json], members: Mapping[str, list[Json]], now: datetime
+    ) -> list[ZoneSlice]:
+        slices, reads = [], 0
+        for name, group in groups.items():
+            instances = members.get(name, [])
+            errors: list[Json] = []
+            if states.needs_errors(group, instances) and reads < MAX_ERROR_READS:
+                reads += 1
+                path = self.location.group(name)
+                errors = self._api.managed_errors(path) or self._api.past_errors(path)[:1]
+            slices.append(self._of_group(group, instances, errors, now))
+        return slices
+
+    def _of_group(
+        self, group: Json, instances: Sequence[Json], errors: Sequence[Json], now: datetime
+    ) -> ZoneSlice:
+        config = _config(group)
+        capacity = Capacity(config["labels"].get(naming.CAPACITY, Capacity.SPOT))
+        queued = capacity is Capacity.QUEUED
+        seen = states.of_group(
+            group,
+            instances,
+            errors,
+            capacity=capacity,
+            patience=self._settings.valid_for if queued else self._settings.gang_patience,
+            now=now,
+        )
+        if queued and seen.state is CloudState.PENDING:
+            seen = self._with_quota(seen, group, capacity, now)
+        path = self.location.group(group["name"])
+        return self._slice(group["name"], seen, path, config["labels"], instances, now)
+
+    def _of_instance(self, instance: Json, now: datetime) -> ZoneSlice:
+        labels = instance.get("labels", {})
+        capacity = Capacity(labels.get(naming.CAPACITY, Capacity.SPOT))
+        seen = states.of_instance(instance, capacity)
+        path = self.location.instance(instance["name"])
+        return self._slice(instance["name"], seen, path, labels, [instance], now)
+
+    def _slice(
+        self, name: str, seen: Observation, path: str, labels: Mapping[str, str],
+        instances: Sequence[Json], now: datetime,
+    ) -> ZoneSlice:  # fmt: skip
+        slice_id = SliceId(name)
+        if slice_id in self.released:
+            fenced = seen.fenced
+            seen = Observation(state=CloudState.STOPPING, message="deleting", fenced=fenced)
+        if seen.state is not CloudState.PENDING:
+            self._pending.remove(slice_id)
+        earlier = self.view.slices.get(slice_id) if self.view is not None else None
+        if seen.state is CloudState.PREEMPTED and earlier is not None:
+            # Of maintenance, which is not shown once the VMs have stopped.
+            seen = replace(seen, notice=earlier.cloud_slice.notice or seen.notice)
+        cloud = self._cloud_slice(slice_id, seen)
+        if seen.state is CloudState.UP:
+            reports = self._bootstrap.of_node(self._paths(instances), len(instances), now)
+            cloud = replace(cloud, bootstrap=reports)
+        return ZoneSlice(cloud_slice=cloud, path=path, order=labels.get(naming.ORDER, ""))
+
+    def _paths(self, instances: Sequence[Json]) -> str:
+        """As `guest_attributes` takes them."""
+        return ",".join(sorted(self.location.instance(vm["name"]) for vm in instances))
+
+    def _cloud_slice(self, slice_id: SliceId, seen: Observation) -> CloudSlice:
+        return CloudSlice(
+            id=slice_id,
+            zone=self.location.zone,
+            state=seen.state,
+            message=seen.message,
+            refusal=seen.refusal,
+            fenced=seen.fenced,
+            notice=seen.notice,
+            maintenance_at=seen.maintenance_at,
+        )
+
+    def _with_quota(
+        self, seen: Observation, group: Json, capacity: Capacity, now: datetime
+    ) -> Observation:
+        """Flex-start never says that it waits for quota."""
+        name = _metadata(group).get(metadata_keys.ACCELERATOR, "")
+        accelerator = find(name) if is_known(name) else None
+        if accelerator is None:
+            return seen
+        limit = self._quota.limit(accelerator, self.location.zone, capacity, now)
+        if limit is None or limit.chips is None or limit.chips >= accelerator.chips:
+            return seen
+        message = (
+            f"quota {limit.quota_id} allows {limit.chips} of {accelerator.chips} chips in "
+            f"{self.location.region}: the request would wait for ever"
+        )
+        return Observation(
+            state=CloudState.REFUSED, message=message, refusal=RefusalKind.QUOTA, fenced=True
+        )
+
+    def _missing(self, observed: Mapping[SliceId, ZoneSlice]) -> list[Creation]:
+        pending = self._pending.in_zone(self.location.zone)
+        return [each for each in pending if each.operation and each.slice_id not in observed]
+
+    def _of_creation(self, creation: Creation, now: datetime, read: bool) -> ZoneSlice | None:
+        """Requested and not listed: its operation tells why, if it is read."""
+        seen = Observation(state=CloudState.CREATING, message="requested")
+        path = f"{self.location.zone_path}/operations/{creation.operation}"
+        operation = self._api.get(path) if read else None
+        action = f"create {creation.slice_id} in {self.location.zone}"
+        error: ProviderError | None = None
+        if operation is not None:
+            error = self._api.operation_error(operation, action)
+        if error is not None:
+            seen = states.of_error(error)
+        elif read and (operation is None or operation.get("status") == "DONE"):
+            name = creation.slice_id  # not listed yet
+            if (group := self._api.get(self.location.group(name))) is not None:
+                return self._of_group(group, [], [], now)
+            if (instance := self._api.get(self.location.instance(name))) is not None:
+                return self._of_instance(instance, now)
+            if now - creation.asked_at > SETTLES_WITHIN:
+                self._pending.remove(creation.slice_id)
+                return None  # it existed and was deleted
+        return ZoneSlice(
+            cloud_slice=self._cloud_slice(creation.slice_id, seen), order=creation.order
+        )
+
+
+def refuse_gangs(observed: Mapping[SliceId, ZoneSlice]) -> dict[SliceId, ZoneSlice]:
+    """Slices that were requested together are refused together: each is a group of its own, and
+    those that were granted would wait, and cost, without the others."""
+    refused = {
+        each.order: each.cloud_slice
+        for each in observed.values()
+        if each.order and each.cloud_slice.state is CloudState.REFUSED
+    }
+    result = dict(observed)
+    for slice_id, each in observed.items():
+        cause = refused.get(each.order)
+        if cause is None or cause.id == slice_id or not each.cloud_slice.healthy:
+            continue
+        cloud = replace(
+            each.cloud_slice,
+            state=CloudState.REFUSED,
+            message=cause.message,
+            refusal=cause.refusal,
+        )
+        result[slice_id] = replace(each, cloud_slice=cloud)
+    return result
+
+
+def _config(group: Json) -> Json:
+    return (group.get("allInstancesConfig") or {}).get("properties") or {}
+
+
+def _metadata(group: Json) -> Mapping[str, str]:
+    return _config(group).get("metadata") or {}
+
+
+def _policy(group: Json) -> str:
+    return str((group.get("resourcePolicies") or {}).get("workloadPolicy", ""))

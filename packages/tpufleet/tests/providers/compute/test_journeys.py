@@ -1,0 +1,133 @@
+"""Whole jobs from `tpu submit` on, through an emulated Compute Engine and real agents."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.auth", reason="pip install 'tpufleet[compute]'")
+
+from tests.providers.tpu_vm.emulated_fleet import Fleet
+from tests.providers.tpu_vm.test_journeys import all_succeed
+from tpufleet_testbed.cloud_tpu.fault_plan import CloudFaultPlan
+from tpufleet_testbed.compute_engine.fault_plan import IMMEDIATE, ComputeFaultPlan, StockLimit
+from tpufleet_testbed.faults import PreemptionStorm
+
+ZONES = ("us-central1-c", "us-central1-a", "us-east5-a")
+LATENCIES = replace(
+    IMMEDIATE, boot=timedelta(seconds=1), deletion=timedelta(seconds=1),
+    notice_period=timedelta(seconds=20),
+)  # fmt: skip
+
+
+@pytest.fixture
+def fleets(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    opened: list[Fleet] = []
+
+    def make(zones: tuple[str, ...] = ZONES[:1], **plan: Any) -> Fleet:
+        compute = ComputeFaultPlan(**{"latencies": LATENCIES, **plan})
+        opened.append(
+            Fleet(tmp_path, zones, provider="compute", plan=CloudFaultPlan(compute=compute))
+        )
+        return opened[-1]
+
+    yield make
+    for fleet in opened:
+        fleet.close()
+
+
+def machines(fleet: Fleet) -> list[str]:
+    """Groups and VMs that exist."""
+    engine = fleet.emulator.engine
+    with engine.lock:
+        engine.run_due()
+        return [name for _, name in (*engine.groups, *engine.vms)]
+
+
+def nothing_is_left(fleet: Fleet) -> None:
+    """No group and no VM; and no more than one template and policy per configuration, which are
+    deleted once nothing has used them for a while."""
+    fleet.until(lambda: not machines(fleet), "every group and VM is deleted", 90)
+    assert fleet.emulator.engine.ledger.running() == []
+
+
+def test_a_multislice_job_runs_on_tpu7x_groups_and_nothing_is_left(fleets):
+    fleet = fleets()
+    program = (
+        "import os; print('slice', os.environ['MEGASCALE_SLICE_ID'], 'of',"
+        " os.environ['MEGASCALE_NUM_SLICES'], 'worker', os.environ['TPU_WORKER_ID'])"
+    )
+    [job] = fleet.submit(
+        {"accelerator": "tpu7x-16", "slices": 2, "command": ["python", "-c", program]}
+    )
+    all_succeed(fleet, [job], 180)
+    logs = fleet.tpu.ok("logs", job)
+    for index in range(2):
+        for worker in range(2):
+            assert f"slice {index} of 2 worker {worker}" in logs
+    requests = fleet.emulator.project.tpus.requests
+    groups = [body for method, _, body in requests if method == "instanceGroupManagers.insert"]
+    assert [body["targetSizePolicy"]["mode"] for body in groups] == ["BULK", "BULK"]
+    nothing_is_left(fleet)
+
+
+@pytest.mark.slow
+def test_a_preempted_job_checkpoints_on_notice_and_resumes_on_another_instance(fleets):
+    fleet = fleets(zones=ZONES[1:])
+    [job] = fleet.submit({"accelerator": "v5p-8", "command": ["python", "count.py", "60", "0.1"]})
+    fleet.until(lambda: fleet.steps(job) > 3, "it counts")
+    [vm] = machines(fleet)
+    shown = fleet.tpu.ok("ssh", vm, "--dry-run", "--", "ls")
+    argv = f"gcloud compute ssh {vm} --zone={ZONES[1]} --project=my-project --command=ls"
+    assert shlex.split(shown) == argv.split()
+    fleet.tpu.ok("doctor", "fault", vm, "preempt-notice")
+    all_succeed(fleet, [job], 180)
+    shown = fleet.tpu.json("show", job)
+    reasons = [attempt["end_reason"] for attempt in shown["attempts"]]
+    assert reasons == ["preempted", "finished"]
+    nothing_is_left(fleet)
+
+
+@pytest.mark.slow
+def test_a_job_without_spot_capacity_falls_to_flex_start_and_says_so(fleets):
+    fleet = fleets(zones=ZONES[1:], stock=(StockLimit(most=0, model="SPOT"),))
+    [job] = fleet.submit({"accelerator": "v5p-16", "capacity": ["spot", "queued"]})
+    all_succeed(fleet, [job], 240)
+    rows = fleet.tpu.json("types", "stock")["rows"]
+    refused = {row["zone"]: row["message"] for row in rows if row["capacity"] == "spot"}
+    assert set(refused) == set(ZONES[1:])
+    assert all("does not have enough resources" in message for message in refused.values())
+    [granted] = [row for row in rows if row["granted"]]
+    assert granted["capacity"] == "queued"
+    nothing_is_left(fleet)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+def test_jobs_finish_despite_stockouts_preemptions_and_a_killed_server(fleets):
+    storm = PreemptionStorm(every=timedelta(seconds=25), share=0.4, until=timedelta(seconds=100))
+    fleet = fleets(
+        zones=ZONES[1:], seed=7, storms=(storm,),
+        stock=tuple(StockLimit(most=6, zone=zone) for zone in ZONES[1:]),
+    )  # fmt: skip
+    jobs = fleet.submit(
+        *(
+            {
+                "name": f"count-{index}",
+                "accelerator": ("v5p-8", "v5p-16")[index % 2],
+                "command": ["python", "count.py", "60", "0.3"],
+            }
+            for index in range(8)
+        )
+    )
+    for at in (10, 30):
+        fleet.until(lambda at=at: sum(map(fleet.steps, jobs)) > at, "they count", 300)
+        fleet.kill_server()
+    all_succeed(fleet, jobs, 1200)
+    nothing_is_left(fleet)

@@ -1,0 +1,212 @@
+"""The provider on the emulated Compute Engine: what is created, how often, and what is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.auth", reason="pip install 'tpufleet[compute]'")
+
+from tests.providers.compute.emulated_compute import ZONE, EmulatedCompute
+from tests.providers.orders import order
+from tpufleet.errors import FleetError, ProviderUnavailable
+from tpufleet.model.fleet import bootstrap
+from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
+from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice
+from tpufleet.model.fleet.pools import RefusalKind
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
+from tpufleet_testbed.compute_engine.fault_plan import (
+    ComputeCallFault,
+    QuotaLimit,
+    ReservedCapacity,
+    Switches,
+)
+from tpufleet_testbed.compute_engine.records import Vm
+from tpufleet_testbed.compute_engine.vm_hosts import VmHosts
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def worlds(tmp_path: Path) -> Iterator[Callable[..., EmulatedCompute]]:
+    opened: list[EmulatedCompute] = []
+
+    def make(**plan: Any) -> EmulatedCompute:
+        opened.append(EmulatedCompute(tmp_path, **plan))
+        return opened[-1]
+
+    yield make
+    for world in opened:
+        world.close()
+
+
+def becomes(world: EmulatedCompute, name: str, state: CloudState, within: int = 120) -> Any:
+    for _ in range(within):
+        found = world.listed().get(name)
+        if found is not None and found.state is state:
+            return found
+        world.pass_time(1)
+    raise AssertionError(world.listed())
+
+
+def ordered(*names: str, capacity: Capacity = Capacity.SPOT, accelerator: str = "v5p-32"):
+    return order(*names, accelerator=accelerator, zone=ZONE, capacity=capacity)
+
+
+def test_slices_share_policy_and_template_which_are_deleted_when_unused(worlds):
+    world = worlds()
+    for name in ("a", "b"):
+        world.provider.request(ordered(name))
+        becomes(world, name, CloudState.UP)
+    inserts = world.calls("resourcePolicies.insert", "instanceTemplates.insert")
+    assert inserts == ["resourcePolicies.insert", "instanceTemplates.insert"]
+    for _ in range(3):
+        world.pass_time(600)
+        world.listed()
+    assert world.calls("instanceTemplates.delete") == [], "in use"
+    for name in ("a", "b"):
+        world.provider.release(SliceId(name), ZONE)
+    for _ in range(4):
+        world.pass_time(300)
+        world.listed()
+    assert world.left() == []
+    world.provider.request(ordered("c"))
+    becomes(world, "c", CloudState.UP)
+
+
+def test_a_call_whose_answer_is_lost_creates_one_group(worlds):
+    lost = ComputeCallFault(method="instanceGroupManagers.insert", error="lost-answer", calls=(1,))
+    world = worlds(calls=(lost,))
+    with pytest.raises(ProviderUnavailable):
+        world.provider.request(ordered("a"))
+    world.reopen()
+    world.provider.request(ordered("a"))
+    becomes(world, "a", CloudState.UP)
+    assert len(world.engine.groups) == 1 and len(world.engine.vms) == 4
+
+
+def test_a_zone_that_refuses_bulk_mode_for_spot_is_asked_without_it_once(worlds):
+    """The emulator then refuses a topology without bulk mode too, as Google was seen to do."""
+    world = worlds(switches=Switches(bulk_models=("FLEX_START", "RESERVATION_BOUND")))
+    with pytest.raises(FleetError, match="BULK"):
+        world.provider.request(ordered("a"))
+    with pytest.raises(FleetError, match="BULK"):
+        world.provider.request(ordered("b"))
+    groups = [
+        body for method, _, body in world.emulator.project.tpus.requests
+        if method == "instanceGroupManagers.insert"
+    ]  # fmt: skip
+    assert ["targetSizePolicy" in body for body in groups] == [True, False, False]
+    world.provider.request(ordered("c", capacity=Capacity.QUEUED))
+    becomes(world, "c", CloudState.UP)
+
+
+def test_flex_start_waits_in_its_queue_until_there_is_capacity(worlds):
+    world = worlds()
+    world.limit(2)
+    world.provider.request(ordered("a", capacity=Capacity.QUEUED))
+    for _ in range(10):
+        world.pass_time(60)
+        assert world.listed()["a"].state is CloudState.PENDING
+    world.limit(4)
+    becomes(world, "a", CloudState.UP)
+
+
+def test_flex_start_that_waits_for_quota_is_told_from_one_that_waits_for_capacity(worlds):
+    world = worlds(quota=(QuotaLimit(most=0),))
+    world.provider.request(ordered("a", capacity=Capacity.QUEUED))
+    refused = becomes(world, "a", CloudState.REFUSED)
+    assert refused.refusal is RefusalKind.QUOTA
+    assert "allows 0 of 16 chips" in refused.message
+
+
+@pytest.mark.parametrize("accelerator", ["v5p-8", "v5p-32"])
+def test_the_end_of_the_run_duration_of_flex_start_is_no_fault_of_the_job(worlds, accelerator):
+    world = worlds()
+    world.reopen(max_run_duration=HOUR)
+    world.provider.request(ordered("a", capacity=Capacity.QUEUED, accelerator=accelerator))
+    becomes(world, "a", CloudState.UP)
+    world.pass_time(3700)
+    ended = becomes(world, "a", CloudState.PREEMPTED)
+    assert "the run duration of flex-start is over" in ended.message
+    world.provider.release(SliceId("a"), ZONE)
+    world.pass_time(60)
+    assert world.listed() == {}
+
+
+def test_a_reservation_grants_what_it_holds_until_it_ends(worlds):
+    held = ReservedCapacity(
+        name="calendar", zone=ZONE, machine="ct5p-hightpu-4t", vms=4, until=timedelta(hours=2)
+    )
+    world = worlds(reservations=(held,))
+    world.reopen(reservation="calendar")
+    world.provider.request(ordered("a", capacity=Capacity.RESERVED))
+    becomes(world, "a", CloudState.UP)
+    world.provider.request(ordered("b", capacity=Capacity.RESERVED))
+    refused = becomes(world, "b", CloudState.REFUSED)
+    assert refused.refusal is RefusalKind.CAPACITY
+    assert "does not have available resources" in refused.message
+    world.pass_time(2 * 3600)
+    assert "the reservation ended" in becomes(world, "a", CloudState.PREEMPTED).message
+
+
+def test_a_slice_whose_chips_cannot_be_joined_has_failed(worlds):
+    world = worlds(failing_topologies=1.0)
+    world.provider.request(ordered("a"))
+    failed = becomes(world, "a", CloudState.FAILED)
+    assert "the chips of its VMs cannot be joined" in failed.message
+
+
+def test_an_operation_that_fails_later_refuses_the_slice(worlds):
+    late = ComputeCallFault(method="instances.insert", error="stockout", late=True)
+    world = worlds(calls=(late,))
+    world.provider.request(ordered("a", accelerator="v5p-8"))
+    refused = becomes(world, "a", CloudState.REFUSED)
+    assert refused.refusal is RefusalKind.CAPACITY
+    world.provider.release(SliceId("a"), ZONE)
+    assert world.listed() == {}
+
+
+def test_a_zone_that_does_not_respond_hides_no_other(worlds):
+    dead = ComputeCallFault(method="instances.list", zone="us-east5-a", error="unavailable")
+    world = worlds(calls=(dead,))
+    world.provider.request(ordered("a"))
+    listing = world.provider.listing()
+    assert [found.id for found in listing] == ["a"]
+    assert listing.unreachable_zones == {"us-east5-a"}
+
+
+def test_a_listing_that_lacks_a_slice_does_not_lose_it(worlds):
+    omitted = ComputeCallFault(
+        method="instanceGroupManagers.list", error="omitted", after=timedelta(minutes=10)
+    )
+    world = worlds(calls=(omitted,))
+    world.provider.request(ordered("a"))
+    becomes(world, "a", CloudState.UP)
+    world.pass_time(1000)
+    expected = [ExpectedSlice(id=SliceId("a"), zone=ZONE)]
+    assert [found.id for found in world.provider.listing(expected)] == ["a"]
+
+
+class Reporting(VmHosts):
+    """Hosts that tell how far they came."""
+
+    def guest_attributes(self, vm: Vm, path: str) -> dict[tuple[str, str], str]:
+        report = BootstrapReport(
+            host=vm.worker, stage=BootstrapStage.CONNECTING, message="connection refused"
+        )
+        return {("tpufleet", "bootstrap"): bootstrap.to_json(report)}
+
+
+def test_hosts_that_do_not_connect_tell_why_through_guest_attributes(worlds):
+    world = worlds()
+    world.engine.hosts = Reporting()
+    world.provider.request(ordered("a"))
+    found = becomes(world, "a", CloudState.UP)
+    assert sorted(report.host for report in found.bootstrap) == [0, 1, 2, 3]
+    assert {report.message for report in found.bootstrap} == {"connection refused"}
