@@ -14,6 +14,7 @@ from pathlib import Path
 BEGAN = time.time()
 TRACE = Path(os.environ["TRACE"])
 PAUSE, SAVE_EVERY = float(os.environ["STEP_SECONDS"]), int(os.environ["SAVE_EVERY"])
+STEPS = int(os.environ.get("STEPS", 10**9))
 ATTEMPT, PROCESS = os.environ["TPUFLEET_ATTEMPT"], os.environ["TPUFLEET_PROCESS_ID"]
 
 
@@ -70,8 +71,9 @@ def main() -> None:
         (jax.device_count(),), rows, lambda index: numpy.ones(jax.device_count())[index]
     )
     train = jax.jit(lambda x, y: (jnp.sin(x) * y).sum())
-    while True:
+    while step < STEPS:
         began = time.monotonic()
+        note("begin", step + 1)
         fail_if_asked(step)
         float(train(x, numpy.float32(step)))
         step += 1
@@ -89,7 +91,9 @@ def main() -> None:
 def save(step: int) -> None:
     from tpufleet import runtime
 
+    note("saving", step)
     runtime.checkpoints.save(step, lambda folder: (folder / "step").write_text(str(step)) and None)
+    note("saved", step)
     runtime.checkpoints.prune(keep=3)
 
 

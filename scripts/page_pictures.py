@@ -23,7 +23,12 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.web import lab  # noqa: E402 - the root of the clone is not on the path of a script
+# The root of the clone is not on the path of a script.
+from tests.repository import TEST_ROOTS  # noqa: E402
+
+sys.path[1:1] = map(str, TEST_ROOTS)
+
+from tests.web import lab  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 IDS = {each.name: each.id for each in lab.LAB}

@@ -31,6 +31,7 @@ RESOURCES = (
     "service_account", "service_account_iam_member", "storage_bucket", "storage_bucket_iam_member",
     "storage_bucket_object", "vertex_ai_tensorboard",
 )  # fmt: skip
+DATA_SOURCES = ("project",)
 # Of every resource, and in the language itself.
 META = frozenset(
     {"connection", "count", "depends_on", "for_each", "lifecycle", "provider", "provisioners"}
@@ -41,10 +42,14 @@ PRIMITIVES = {"str": "string", "Number": "number", "bool": "bool"}
 def main() -> None:
     archive = zipfile.ZipFile(sys.argv[1])
     schema = {f"google_{name}": resource(archive, name) for name in RESOURCES}
+    data = {f"google_{name}": resource(archive, f"data_google_{name}") for name in DATA_SOURCES}
     provider = re.search(r"hashicorp/google/([0-9.]+)/docs", read(archive, "project_service"))
     assert provider
     TARGET.write_text(
-        json.dumps({"provider": provider[1], "resources": schema}, separators=(",", ":")) + "\n"
+        json.dumps(
+            {"provider": provider[1], "resources": schema, "data": data}, separators=(",", ":")
+        )
+        + "\n"
     )
     print(f"{TARGET}: {len(schema)} resources of hashicorp/google {provider[1]}")
 

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"errors", "schema", "model.values"},
     "model.values": {"errors", "schema"},
     "policy": {"model", "policy.accounting", "policy.recovery", "policy.scheduling"},
-    "policy.accounting": {"model"},
+    "policy.accounting": {"model", "policy.recovery"},
     "policy.recovery": {"model", "backoff", "policy.events"},
     "policy.scheduling": {"model", "backoff", "policy.accounting"},
     "runtime": {"errors", "backoff"},
@@ -53,7 +53,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "service": SERVICE,
     "service.api": SERVICE | {"service"},
     "service.transport.app": SERVICE | {"service"},  # gathers the routes
-    "config": {"errors", "model", "schema", "providers.gke.settings", "providers.tpu_vm.settings"},
+    "config": {
+        "errors", "model", "schema", "providers.compute.settings", "providers.gke.settings",
+        "providers.tpu_vm.settings",
+    },
     # It alone names concrete classes.
     "compose": {
         "agent", "client", "clocks", "config", "controller", "deep_folders", "disk_space", "errors",
@@ -132,6 +135,7 @@ LARGE: dict[str, str] = {
     "tpufleet_activations.io": "one module per format and per kind of storage",
     "tpufleet_activations.model": "one module per part of a network",
     "tpufleet_testbed.cloud_tpu": "one module per part of the emulated API",
+    "tpufleet_testbed.compute_engine": "one module per part of the emulated API",
     "views.cli.jobs": "one module per command",
 }
 

@@ -76,8 +76,9 @@ def main(*, out, units: int, unit_rows: int, unit_seconds: float) -> None:
         except Fenced as error:
             print(error, flush=True)
         done = len(queue.committed())
-        runtime.progress(done, total=units)
-    runtime.progress(units, total=units)  # others may have committed the last ones
+        runtime.progress(done, total=units, checkpoint_step=done)
+    # Others may have committed the last ones.
+    runtime.progress(units, total=units, checkpoint_step=units)
     if here.process_id == 0:
         commits = queue.committed()
         listing = {unit: dict(commit.outcome) for unit, commit in commits.items()}

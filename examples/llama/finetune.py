@@ -162,7 +162,8 @@ def main(*, base, data, out, steps, every, batch, length, lr, rank, alpha, seed)
     @partial(jax.jit, donate_argnums=0, out_shardings=replicated)
     def train_step(state: Any, params: model.Params, tokens: jax.Array) -> tuple[Any, jax.Array]:
         def loss_fn(adapter: model.Params) -> jax.Array:
-            return model.loss_fn(merge(params, adapter, alpha / rank), tokens, config, dtype)
+            merged = merge(params, adapter, alpha / rank)
+            return jnp.mean(model.losses(merged, tokens, config, dtype))
 
         loss, gradients = jax.value_and_grad(loss_fn)(state["adapter"])
         updates, moments = transform.update(gradients, state["moments"])

@@ -46,10 +46,10 @@ def measure(*, model_name, batch, length, remat, steps, skip) -> dict[str, objec
     rng, seconds, loss = np.random.default_rng(0), [], 0.0
     for _ in range(skip + steps):
         tokens = rng.integers(config.vocabulary, size=(batch, length + 1), dtype=np.int32)
-        tokens = jax.device_put(tokens)
+        tokens, weights = jax.device_put((tokens[None], np.ones((1, batch), np.float32)))
         jax.block_until_ready((tokens, state))
         began = time.perf_counter()
-        state, loss = train_step(state, tokens)
+        state, loss = train_step(state, tokens, weights)
         jax.block_until_ready(state)
         seconds.append(time.perf_counter() - began)
     step = float(np.median(seconds[skip:]))

@@ -125,12 +125,12 @@ def hidden_states(config: Config, params: Params, tokens: jax.Array, dtype: Any)
     return rms_norm(x, params["norm"], config.norm_epsilon)
 
 
-def loss_fn(params: Params, tokens: jax.Array, config: Config, dtype: Any) -> jax.Array:
-    """Mean cross entropy of the next token."""
+def losses(params: Params, tokens: jax.Array, config: Config, dtype: Any) -> jax.Array:
+    """Mean cross entropy of the next token, of each sequence."""
     x = hidden_states(config, params, tokens[:, :-1], dtype)
     logits = jnp.dot(x, params["unembed"].astype(dtype), preferred_element_type=jnp.float32)
     picked = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked, axis=-1)
 
 
 def count(config: Config) -> int:

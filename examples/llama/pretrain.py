@@ -1,7 +1,9 @@
-"""Pretrain a LLaMA-class model. A preempted run continues bit for bit.
+"""Pretrain a LLaMA-class model. A preempted run continues bit for bit; on other numbers of slices,
+with the same batches.
 
 python pretrain.py               # a tiny model, standalone on a laptop
 tpu submit job.yaml --follow     # on every host of a slice
+tpu submit elastic.yaml          # on 2 to 4 slices, as many as there are
 tpu submit full.yaml             # 8 billion parameters, on real slices
 """
 
@@ -62,9 +64,19 @@ def make_train_step(
     """Computes in bfloat16 where chips are made for it; parameters stay in float32."""
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
 
+    def loss_fn(params: model.Params, tokens: jax.Array, weights: jax.Array) -> jax.Array:
+        return weights @ model.losses(params, tokens, config, dtype)
+
     @partial(jax.jit, donate_argnums=0, out_shardings=(shardings, None))
-    def train_step(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
-        loss, gradients = jax.value_and_grad(model.loss_fn)(state["params"], tokens, config, dtype)
+    def train_step(state: Any, tokens: jax.Array, weights: jax.Array) -> tuple[Any, jax.Array]:
+        """Adds up the rounds of the batch, of which there are several on fewer slices."""
+        params, scaled = state["params"], weights / weights.sum()
+
+        def add_round(total: Any, part: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_fn)(params, *part)), None
+
+        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        (loss, gradients), _ = jax.lax.scan(add_round, zero, (tokens, scaled))
         updates, moments = transform.update(gradients, state["moments"], state["params"])
         return {"params": optax.apply_updates(state["params"], updates), "moments": moments}, loss
 
@@ -89,7 +101,8 @@ def main(*, model_name, steps, every, batch, lr, warmup, seed, pause, length, da
     config = replace(config, length=length or config.length)
     transform = optimizer(lr, warmup, steps)
     mesh = model.make_mesh(here.num_slices)
-    rows = NamedSharding(mesh, P(("data", "fsdp")))
+    whole = runtime.global_batch(batch)  # the same on any number of slices
+    rows = NamedSharding(mesh, P(None, ("data", "fsdp")))
 
     def init() -> dict[str, Any]:
         params = model.init(config, seed)
@@ -119,8 +132,11 @@ def main(*, model_name, steps, every, batch, lr, warmup, seed, pause, length, da
         loss, ended = None, time.monotonic()
         for step in range(start + 1, steps + 1):
             tokens = tokens_of(step, config, batch, seed, data).astype(np.int32)
-            tokens = jax.make_array_from_callback(tokens.shape, rows, tokens.__getitem__)
-            state, loss = train_step(state, tokens)
+            parts = (
+                jax.make_array_from_callback(part.shape, rows, part.__getitem__)
+                for part in whole.split(tokens)
+            )
+            state, loss = train_step(state, *parts)
             loss = float(loss)  # waits for the step; see "Simulated slices" in docs/workloads.md
             began, ended = ended, time.monotonic()
             rate = batch * config.length / (ended - began)

@@ -56,7 +56,10 @@ STORAGE = "extract_storage"
 STORAGE_OPTIONS = ("--mib", "8", "--rounds", "1", "--units", "1000")
 # With a test of their own. That of the provisioner needs a control plane:
 # tests/k8s/test_provisioner_bench.py.
-ELSEWHERE = ("extract_cpu", "extract_gpu", "extract_parity", STORAGE, "provisioner")
+ELSEWHERE = (
+    *("extract_cpu", "extract_gpu", "extract_models", "extract_parity"),
+    *("goodput", STORAGE, "provisioner"),
+)
 GPU_MODULES = (
     "extract_gpu_files",
     "extract_gpu_ours",
@@ -134,6 +137,13 @@ def test_cpu_extraction_runs_and_ends_with_json():
 
 
 @pytest.mark.slow
+def test_goodput_is_that_of_the_library_of_google():
+    for package in ("jax", "ml_goodput_measurement"):
+        pytest.importorskip(package, reason=f"needs the package {package}")
+    assert last_line(run("goodput", "--rounds", "1", "--steps", "100"))["met"]
+
+
+@pytest.mark.slow
 def test_parity_with_transformers_is_met_and_ends_with_json():
     for package in ("jax", "torch", "transformers"):
         pytest.importorskip(package, reason=f"needs the package {package}")
@@ -149,10 +159,19 @@ def test_the_storage_of_extractions_runs_and_ends_with_json():
     assert isinstance(measures, list) and len(measures) >= 2
 
 
-def test_the_options_and_modules_of_the_gpu_benchmark_load():
-    assert "--seconds" in run("extract_gpu", "--help")
+def test_the_options_and_modules_of_the_gpu_benchmarks_load():
+    for name in ("extract_gpu", "extract_models"):
+        assert "--seconds" in run(name, "--help")
     script = "import " + ", ".join(GPU_MODULES)
     subprocess.run([sys.executable, "-c", script], cwd=BENCH, check=True, timeout=900)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("child", ["moe", "qwen3-4b command"])
+def test_the_measurements_of_several_models_run_without_a_gpu(child):
+    pytest.importorskip("jax", reason="needs the package jax")
+    facts = json.loads(run("extract_models", "--child", child, **TOY).split("FACTS ")[-1])
+    assert facts["512"]["tflops"] > 0 if child == "moe" else facts["second"]["tokens"] > 0
 
 
 def test_the_writers_of_the_gpu_benchmark_run_without_a_gpu():

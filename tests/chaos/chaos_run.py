@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 
 WORKLOAD = Path(__file__).parent / "workload"
 PLENTY = {"failure": 60, "setup": 60, "memory": 60, "hang": 60, "infrastructure": 60}
+HIT_WITHIN = 15.0  # seconds in which a fault waits for something to hit
 CLEARED_WITHIN = 90.0  # seconds from the end of the last job until nothing of it is left
+
+
+class Missed(Exception):
+    """There was nothing that the fault could hit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +57,7 @@ class ChaosJob:
     delay: float = 0.0  # seconds after the chaos_run began
     fork_bomb: bool = False  # leaves processes behind that replicate
     units: int = 0  # instead of steps: so many units, of which each is done once
+    cancelled: bool = False  # by a fault, before it can finish
 
     @property
     def processes(self) -> int:
@@ -143,6 +149,10 @@ class ChaosRun:
                 folder.chmod(0o777)
         return path
 
+    def cancel(self, work: ChaosJob) -> None:
+        """Returns when it is acknowledged: from then on, the job must not start again."""
+        self.call(lambda client: client.cancel(work.id), self.patience)
+
     def call(self, request: Callable[[FleetClient], object], within: float) -> None:
         """Send a request to any of the servers, again and again until it was answered."""
         patience = Patience(within)
@@ -171,9 +181,22 @@ class ChaosRun:
             self.inject(self.random.choice(faults))
 
     def inject(self, fault: Callable[[ChaosRun], str]) -> None:
-        self.count(fault)
-        self._note(f"{fault.__name__} …")
-        self._note(f"{fault.__name__}: {fault(self)}")
+        """Waits for something to hit: a blow into the void tests nothing."""
+        patience = Patience(min(HIT_WITHIN, self.longest_pause))
+        while True:
+            self._note(f"{fault.__name__} …")
+            try:
+                message = fault(self)
+            except Missed as missed:
+                self._note(f"{fault.__name__} missed: {missed}")
+                if patience.is_over:
+                    self.counts["(missed)"] += 1
+                    return
+                self.watch(0.5)
+            else:
+                self.count(fault)
+                self._note(f"{fault.__name__}: {message}")
+                return
 
     def count(self, fault: Callable[[ChaosRun], str]) -> None:
         self.counts[fault.__name__] += 1
@@ -264,6 +287,10 @@ class ChaosRun:
         job = self.store.job(work.id)
         attempts = self.store.attempts(work.id)
         found = []
+        if work.cancelled:
+            if job is None or job.state is not JobState.CANCELLED:
+                found.append(f"it was cancelled, and is {job and job.state}: {job and job.reason}")
+            return [f"{work.id}: {fault}" for fault in found]
         if job is None or job.state is not JobState.SUCCEEDED:
             found.append(f"it is {job and job.state}: {job and job.reason}")
         if [attempt.number for attempt in attempts] != list(range(len(attempts))):

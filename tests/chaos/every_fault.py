@@ -2,9 +2,9 @@
 
 python -m tests.chaos.every_fault --minutes 60 --seed 1
 
-Runs rounds, alternately on Postgres with two servers and on SQLite with one. After each, nothing
-that was acknowledged may be lost, nothing may have been done twice, and nothing may be left. Prints
-how often each fault was injected.
+Runs rounds, alternately on Postgres with two servers over HTTPS and on SQLite with one. After each,
+nothing that was acknowledged may be lost, nothing may have been done twice, and nothing may be
+left. Prints how often each fault was injected, and fails when many found nothing to hit.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tests.chaos.machine_faults import MACHINE_FAULTS
 from tests.chaos.own_postgres import OwnPostgres
 
 EVERY_FAULT = (*ALL_FAULTS, *MACHINE_FAULTS)
+MOST_MISSED = 0.1  # of all faults
 ENDED_WITHIN = 400.0  # seconds from the last fault: silence, backoffs, and a busy machine
 
 
@@ -88,6 +89,10 @@ def main(arguments: Sequence[str]) -> int:
         if postgres is not None:
             postgres.cleanup()
     print(f"{seed - options.seed} rounds, {failed} failed")
+    blows = sum(totals[fault.__name__] for fault in EVERY_FAULT)
+    if totals["(missed)"] > MOST_MISSED * (blows + totals["(missed)"]):
+        failed += 1
+        print(f"{totals['(missed)']} faults found nothing to hit")
     for name, count in sorted(totals.items()):
         print(f"{count:6d}  {name}")
     return 1 if failed else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from tests import server_process
-from tests.chaos.chaos_run import ChaosRun
+from tests.chaos.chaos_run import ChaosJob, ChaosRun, Missed
 from tpufleet.errors import BadRequest, Conflict, NotFound, Unreachable
 from tpufleet.model.tpu import type_lookup
 
@@ -72,7 +73,7 @@ def guard_and_agent_die(chaos_run: ChaosRun) -> str:
     """Nobody on the host is left to end the workload."""
     found = server_process.host_processes(chaos_run.local)
     if not found.agents:
-        return "none runs"
+        raise Missed("no agent runs")
     agent = chaos_run.random.choice(found.agents)
     guards = [pid for pid in found.guards if _parent(pid) == agent]
     for pid in (*guards, agent):
@@ -86,9 +87,26 @@ def workload_dies(chaos_run: ChaosRun) -> str:
 
 def all_workloads_die(chaos_run: ChaosRun) -> str:
     found = server_process.host_processes(chaos_run.local).workloads
+    if not found:
+        raise Missed("no workload runs")
     for pid in found:
         _kill(pid)
     return str(found)
+
+
+def job_is_cancelled(chaos_run: ChaosRun) -> str:
+    """Waiting, starting or running; and something else dies at that moment."""
+    number = chaos_run.counts[job_is_cancelled.__name__]
+    work = ChaosJob(id=f"cancel-{chaos_run.seed}-{number}", steps=10_000, cancelled=True)
+    chaos_run.submit(work)
+    pause = chaos_run.pause(0.0, 12.0)
+    died = ""
+    if chaos_run.random.random() < 0.5:
+        fault = chaos_run.random.choice(HOST_FAULTS)
+        with contextlib.suppress(Missed):
+            died = f", with {fault.__name__} {fault(chaos_run)}"
+    chaos_run.cancel(work)
+    return f"{work.id} {pause}{died}"
 
 
 def _injected(kind: str) -> Callable[[ChaosRun], str]:
@@ -97,16 +115,16 @@ def _injected(kind: str) -> Callable[[ChaosRun], str]:
         try:
             slices = sorted(client.slices(), key=lambda item: item.id)
         except Unreachable as error:  # it recovers from the fault before
-            return f"no answer: {error}"
+            raise Missed(f"no answer: {error}") from error
         if not slices:
-            return "no slice is there"
+            raise Missed("no slice is there")
         chosen = chaos_run.random.choice(slices)
         hosts = type_lookup.find(chosen.accelerator).hosts
         host = chaos_run.random.randrange(hosts) if "host" in kind else None
         try:
             client.inject_fault(chosen.id, kind, host)
         except (NotFound, Conflict, BadRequest, Unreachable) as error:
-            return f"{chosen.id} was not there any more: {error}"
+            raise Missed(f"{chosen.id} was not there any more: {error}") from error
         return f"{chosen.id} host {host}"
 
     fault.__name__ = kind
@@ -136,12 +154,12 @@ HOST_FAULTS = (
     maintenance,
     kill_host,
 )
-ALL_FAULTS = (*SERVER_FAULTS, *HOST_FAULTS)
+ALL_FAULTS = (*SERVER_FAULTS, *HOST_FAULTS, job_is_cancelled)
 
 
 def _kill_one(chaos_run: ChaosRun, found: Sequence[int]) -> str:
     if not found:
-        return "none runs"
+        raise Missed("none runs")
     pid = chaos_run.random.choice(found)
     _kill(pid)
     return str(pid)

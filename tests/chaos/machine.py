@@ -14,13 +14,14 @@ from tests.chaos.own_postgres import OwnPostgres
 from tests.chaos.small_disk import SmallDisk
 from tests.chaos.stepped_clock import SteppedClock
 from tests.server_process import Server
+from tests.service.test_tls import make_certificate
 from tpufleet.stores.base import Store
 from tpufleet.stores.open_store import open_store
 
 
 class Machine:
-    """Two servers on a Postgres of their own, or one on SQLite, behind a proxy, with their state on
-    a small disk."""
+    """Two servers with TLS on a Postgres of their own, or one on SQLite, behind a proxy, with their
+    state on a small disk."""
 
     def __init__(self, folder: Path, *, postgres: OwnPostgres | None) -> None:
         self.postgres = postgres
@@ -40,6 +41,13 @@ class Machine:
         self.url = f"sqlite:///{self.disk.folder / 'first' / 'fleet.db'}"
         names = ["first"]
         if postgres is not None:
+            certificate = make_certificate(folder)
+            settings |= {
+                "TPUFLEET_PUBLIC_URL": self.balancer.url.replace("http://", "https://"),
+                "TPUFLEET_TLS_CERT": str(certificate.cert),
+                "TPUFLEET_TLS_KEY": str(certificate.key),
+                "TPUFLEET_CA_FILE": str(certificate.cert),
+            }
             self.url = postgres.fresh_url()
             settings["TPUFLEET_STORE"] = self.url
             names.append("second")

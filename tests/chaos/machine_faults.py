@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from tests import server_process
-from tests.chaos.chaos_run import ChaosRun
+from tests.chaos.chaos_run import ChaosRun, Missed
 from tests.chaos.faults import agent_dies, all_workloads_die, guard_and_agent_die, workload_dies
 from tpufleet.controller.loop import LEASE_TTL
 from tpufleet.policy.recovery.liveness import HOST_LOST_AFTER
@@ -64,7 +64,7 @@ def _freeze_server(run: ChaosRun, span: tuple[float, float]) -> str:
 def agent_freezes(run: ChaosRun) -> str:
     agents = server_process.host_processes(run.local).agents
     if not agents:
-        return "none runs"
+        raise Missed("no agent runs")
     pid = run.random.choice(agents)
     _signal(pid, signal.SIGSTOP)
     pause = run.pause(2.0, 25.0)
@@ -83,7 +83,7 @@ def clock_of_hosts_is_set(run: ChaosRun) -> str:
 def _set_clock(run: ChaosRun, who: Literal["servers", "hosts"]) -> str:
     clock = run.machine.clock
     if not clock.works:
-        return "no compiler"
+        raise Missed("no compiler")
     others = [offset for offset in CLOCK_OFFSETS if offset != clock.offsets[who]]
     return f"{clock.set(who, run.random.choice(others)):+d} s"
 
@@ -142,8 +142,12 @@ def _meanwhile(run: ChaosRun, span: tuple[float, float]) -> str:
     if run.random.random() < 0.6:
         return run.pause(*span)
     first, second = run.pause(0.0, span[1] / 2), run.random.choice(DEATHS)
-    message = second(run)
-    run.count(second)
+    try:
+        message = second(run)
+    except Missed as missed:
+        message = f"missed: {missed}"
+    else:
+        run.count(second)
     return f"{first}, {second.__name__} {message}, {run.pause(span[0], span[1])}"
 
 

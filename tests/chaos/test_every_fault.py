@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from tests.chaos import every_fault
-from tests.chaos.faults import agent_dies, server_dies
+from tests.chaos.faults import agent_dies, job_is_cancelled, server_dies
 from tests.chaos.machine_faults import (
     clock_of_hosts_is_set,
     clock_of_servers_is_set,
@@ -31,6 +31,7 @@ ONE_OF_EACH_CLASS = (
     network_is_partitioned,
     server_freezes_briefly,
     agent_dies,
+    job_is_cancelled,
 )
 
 

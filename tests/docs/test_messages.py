@@ -74,6 +74,10 @@ def test_errors_output_help_and_conditional_texts_are_found(messages):
     assert ("output", "nothing was billed since then") in found
 
 
+def test_there_are_not_too_many_messages(messages):
+    assert len(messages) <= 2_000, "merge some: CONTRIBUTING.md, What has to be earned"
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_messages_are_in_plain_language(package, messages):
     quaint = [

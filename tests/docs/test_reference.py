@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -15,3 +16,8 @@ REFERENCE = runpy.run_path(str(ROOT / "scripts" / "reference.py"))
 def test_reference_page_is_up_to_date(name):
     text = (ROOT / "docs" / "reference" / name).read_text()
     assert text == REFERENCE["PAGES"][name](), "run `python scripts/reference.py --write`"
+
+
+def test_the_commands_do_not_have_too_many_options():
+    rows = re.findall(r"^\| `-", REFERENCE["PAGES"]["commands.md"](), re.MULTILINE)
+    assert len(rows) <= 500, "CONTRIBUTING.md, What has to be earned"

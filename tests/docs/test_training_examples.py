@@ -21,8 +21,10 @@ import yaml
 from tests.docs import markdown
 from tests.docs.test_examples import WITHIN, ended, job_report, logs, submit
 from tests.server_process import Server, no_processes_left, wait_until
+from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.job import job_file
 from tpufleet.model.tpu import type_lookup
+from tpufleet.model.values.records import replace
 
 EXAMPLES = markdown.EXAMPLES
 needs_flax = pytest.mark.skipif(
@@ -202,6 +204,30 @@ def test_flax_orbax_and_grain_continue_bit_for_bit_after_a_preemption(server, fi
 def test_llama_pretraining_continues_bit_for_bit_after_a_preemption(server):
     command = ["python", "pretrain.py", "steps=16", "every=4"]
     compare_runs(server, "llama/job.yaml", command, 4, accelerator="v5e-8")
+
+
+@pytest.mark.slow
+@needs_orbax
+def test_elastic_pretraining_goes_on_without_a_lost_slice_to_the_same_loss(server):
+    """The pool has no other slice, so it ends on three."""
+    pool = server.client.put_pool(
+        Pool(name="elastic", provider="local", accelerator="v5litepod-4", largest=4)
+    )
+    options = set_options(**{"env.XLA_FLAGS": QUICK["XLA_FLAGS"], "pool": pool.name})
+    results = []
+    for pause, name in ((0, "undisturbed"), (1, "disturbed")):
+        command = json.dumps(["python", "pretrain.py", "steps=16", "every=4", f"pause={pause}"])
+        job = submit(
+            server, "llama/elastic.yaml", *options, *set_options(command=command, name=name)
+        )
+        if name == "disturbed":
+            server.client.put_pool(replace(pool, largest=3))
+            preempt(server, job, 4)
+        attempts = ended(server, job).attempts
+        results.append(result(server, job))
+    assert [len(attempt.slices) for attempt in attempts] == [4, 3]
+    assert [attempt.end_reason for attempt in attempts] == ["preempted", "finished"]
+    assert results[1]["loss"] == pytest.approx(results[0]["loss"], rel=1e-4)
 
 
 @pytest.mark.slow

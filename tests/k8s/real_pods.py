@@ -116,8 +116,8 @@ class Fleet:
     def steps(self, name: str) -> int:
         """The lowest step that any host reported; 0 until all have."""
         hosts = self.show(name)["hosts"]
-        steps = [host["progress"]["step"] for host in hosts if host.get("progress")]
-        return min(steps) if len(steps) == HOSTS else 0
+        steps = [(host.get("progress") or {}).get("step") for host in hosts]
+        return min(steps) if len(steps) == HOSTS and None not in steps else 0
 
     def result(self, name: str) -> dict[str, Any]:
         return json.loads((self.shared / name / "result.json").read_text())

@@ -106,10 +106,14 @@ class Rig:
 
     # Node pools without a provisioner
 
-    def add_pool(self, name: str, count: int = 4, topology: str = "4x4", **labels: str) -> None:
+    def add_pool(
+        self, name: str, count: int = 4, topology: str = "4x4",
+        accelerator: str = V5E["cloud.google.com/gke-tpu-accelerator"],
+        machine_type: str = "ct5lp-hightpu-4t", **labels: str,
+    ) -> None:  # fmt: skip
         pool = kwok_nodes.KwokNodePool(
-            name=name, nodes=count, accelerator=V5E["cloud.google.com/gke-tpu-accelerator"],
-            topology=topology, machine_type="ct5lp-hightpu-4t", chips=4, zone=ZONE, labels=labels,
+            name=name, nodes=count, accelerator=accelerator, topology=topology,
+            machine_type=machine_type, chips=4, zone=ZONE, labels=labels,
         )  # fmt: skip
         self._pools.append(name)
         manifests = kwok_nodes.node_manifests(pool)

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from tests.contract.test_providers import *  # noqa: F403  (the suite, for the world below)
-from tests.contract.test_providers import ZONE, becomes, come_up, listed, order
+from tests.contract.test_providers import SLICE, ZONE, becomes, come_up, listed, order
 from tests.k8s.rigs import eventually
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest
@@ -58,6 +58,9 @@ class ManualNow(ManualClock):
         self._ahead += by
 
 
+V5P = ("tpu-v5p-slice", "ct5p-hightpu-4t")
+
+
 class GkeWorld:
     """With spot node pools already created; the provisioner is tested elsewhere."""
 
@@ -67,9 +70,9 @@ class GkeWorld:
             namespace=rig.namespace, image="registry/agent:1", queue=queue, cpu="1", memory="1Gi"
         )
         spot = {"cloud.google.com/gke-spot": "true"}
-        for number in range(3):
-            rig.add_pool(f"{rig.namespace}-big-{number}", **spot)
-            rig.add_pool(f"{rig.namespace}-small-{number}", count=1, topology="2x2", **spot)
+        for number in range(3):  # SLICE and SINGLE_HOST
+            rig.add_pool(f"{rig.namespace}-big-{number}", 4, "2x2x4", *V5P, **spot)
+            rig.add_pool(f"{rig.namespace}-small-{number}", 1, "2x2x1", *V5P, **spot)
         self.provider = self._open()
 
     def _open(self) -> GkeProvider:
@@ -81,7 +84,7 @@ class GkeWorld:
             provider.start()
         return provider
 
-    def limit(self, slices: int) -> None:
+    def limit(self, slices: int, accelerator: str = SLICE) -> None:
         self.most = slices
         self.reopen()
 
@@ -255,11 +258,11 @@ def queued(rig):
     """With Kueue: a queue with quota for two slices."""
     queue = f"q-{rig.namespace}"
     for flavor in kueue.flavors():
-        if flavor["metadata"]["name"] == "v5litepod-16":
+        if flavor["metadata"]["name"] == SLICE:
             rig.connection.apply(FLAVOR, flavor)
     for one in kueue.priority_classes():
         rig.connection.apply(PRIORITY_CLASS, one)
-    rig.connection.apply(CLUSTER_QUEUE, kueue.cluster_queue({"v5litepod-16": 2}, name=queue))
+    rig.connection.apply(CLUSTER_QUEUE, kueue.cluster_queue({SLICE: 2}, name=queue))
     local = kueue.local_queue(rig.namespace, name=queue, cluster_queue=queue)
     rig.connection.apply(LOCAL_QUEUE, local)
     world = GkeWorld(rig, queue)

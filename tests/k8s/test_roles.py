@@ -101,8 +101,8 @@ def as_server(rig, tmp_path):
 
 @pytest.mark.slow
 def test_the_server_runs_slices_with_the_shipped_role_and_nothing_more(rig, as_server):
-    rig.add_pool(f"{rig.namespace}-a")
-    rig.add_pool(f"{rig.namespace}-b")
+    for name in ("a", "b"):
+        rig.add_pool(f"{rig.namespace}-{name}", 4, "2x2x4", "tpu-v5p-slice", "ct5p-hightpu-4t")
     settings = GkeSettings(
         namespace=rig.namespace, image="registry/agent:1", cpu="1", memory="1Gi", zones=(ZONE,),
         queue="none-of-the-test",

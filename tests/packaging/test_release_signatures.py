@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -135,4 +136,9 @@ def test_a_release_is_built_described_and_signed(tmp_path, signers):
     described = json.loads(bill.read_text())
     names = {component["name"].lower() for component in described["components"]}
     assert described["bomFormat"] == "CycloneDX" and {"click", "httpx", "msgspec"} <= names
+    pins = (clone / "requirements" / "test.txt").read_text()
+    locked = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", pins, re.MULTILINE))
+    installed = {each["name"].lower(): each["version"] for each in described["components"]}
+    shared = installed.keys() & locked.keys()
+    assert len(shared) > 10 and all(installed[name] == locked[name] for name in shared)
     assert list(dist.glob("*.whl")) and list(dist.glob("*.tar.gz"))
