@@ -109,7 +109,8 @@ class WorkerThreads:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def run(self, function: Callable[[*Arguments], T], *args: *Arguments) -> T:
-        call = self._threads.submit(copy_context().run, function, *args)
+        context = copy_context()
+        call = self._threads.submit(lambda: context.run(function, *args))
         try:
             return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
