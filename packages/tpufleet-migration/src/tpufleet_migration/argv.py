@@ -8,21 +8,8 @@ import re
 
 from tpufleet.views.cli import registry
 from tpufleet.views.cli.registry import COMPLETION_VARIABLE, HintedUsageError
-from tpufleet_migration import former_flags
+from tpufleet_migration import former_flags, former_names
 from tpufleet_migration.former_flags import hint, not_needed
-from tpufleet_migration.former_names import (
-    DROPPED_FLAGS,
-    DROPPED_WORDS,
-    FOREIGN_NAMES,
-    FORMER_NAMES,
-    LAYOUT,
-    LISTINGS,
-    QUEUED_TYPE,
-    REPLACED_WORDS,
-    Unsupported,
-    generations,
-    listing_arguments,
-)
 
 _HELP = {"-h", "--help"}
 
@@ -31,24 +18,24 @@ def translate(args: list[str]) -> list[str]:
     """With a former name replaced by today's command, after a hint; or an error that says what to
     use instead."""
     verb, rest = args[0], args[1:]
-    if verb in FOREIGN_NAMES:
-        raise HintedUsageError(f"unknown command {verb!r}; {FOREIGN_NAMES[verb]}")
-    former = FORMER_NAMES.get(verb)
-    if isinstance(former, Unsupported):
+    if verb in former_names.FOREIGN_NAMES:
+        raise HintedUsageError(f"unknown command {verb!r}; {former_names.FOREIGN_NAMES[verb]}")
+    former = former_names.FORMER_NAMES.get(verb)
+    if isinstance(former, former_names.Unsupported):
         raise HintedUsageError(f"no command {verb!r}: {former.reason}\n  next: {former.instead}")
     if verb in ("set-cur", "set-dir") and not _HELP & {*rest}:
         from tpufleet_migration import former_users
 
         if others := former_users.folder_of_another(verb, rest):
             return ["config", "user-dir", *others]
-    if verb == "queue" and rest and QUEUED_TYPE.fullmatch(rest[0]):
+    if verb == "queue" and rest and former_names.QUEUED_TYPE.fullmatch(rest[0]):
         hint(f"to queue a job is now `tpu run --detach {rest[0]}`")
         end = rest.index("--") if "--" in rest else len(rest)
         verb, rest = "run", [*rest[:end], "-q", *rest[end:]]
-    if verb in LISTINGS and not {*_HELP, "cloud"} & {*rest[:1]}:
-        rest, dropped = listing_arguments(rest)
+    if verb in former_names.LISTINGS and not {*_HELP, "cloud"} & {*rest[:1]}:
+        rest, dropped = former_names.listing_arguments(rest)
         for word in dropped:
-            not_needed(word, LAYOUT)
+            not_needed(word, former_names.LAYOUT)
     if verb == "vm" or (former is not None and former.arguments[0] == "vm"):
         rest = [word for each in rest for word in _retry_option(each)]
     rest = _understood(verb, rest)
@@ -76,16 +63,16 @@ def _retry_option(word: str) -> list[str]:
 
 def _understood(verb: str, args: list[str]) -> list[str]:
     """Without a user among the words; an error when a job is named instead of a node."""
-    dropped = dict(DROPPED_WORDS.get(verb, {}))
-    if verb in FORMER_NAMES:
-        dropped |= DROPPED_FLAGS
+    dropped = dict(former_names.DROPPED_WORDS.get(verb, {}))
+    if verb in former_names.FORMER_NAMES:
+        dropped |= former_names.DROPPED_FLAGS
     for word in [word for word in args if word in dropped]:
         not_needed(word, dropped[word])
     args = [word for word in args if word not in dropped]
-    replaced = REPLACED_WORDS.get(verb, {})
+    replaced = former_names.REPLACED_WORDS.get(verb, {})
     args = [replaced.get(word, word) for word in args]
     if verb == "find":
-        args = [each for word in args for each in generations(word)]
+        args = [each for word in args for each in former_names.generations(word)]
     if not args or COMPLETION_VARIABLE in os.environ or _HELP & {*args}:
         return args
     from tpufleet_migration import former_users  # imports what connects to the server

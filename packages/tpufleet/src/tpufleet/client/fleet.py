@@ -15,55 +15,7 @@ from tpufleet.client import event_stream
 from tpufleet.client.event_stream import ServerSentEvent
 from tpufleet.client.transport import CALL_SECONDS, Transport
 from tpufleet.errors import NotFound, Unreachable
-from tpufleet.model.api_types import (
-    AdoptedNode,
-    AdoptRequest,
-    AuditPage,
-    ChannelPage,
-    Comparison,
-    CreatedChannel,
-    CreatedToken,
-    CurrentUser,
-    DeletedUser,
-    DeliveryPage,
-    EventPage,
-    FaultRequest,
-    JobChanges,
-    JobDetail,
-    JobExplanation,
-    JobPage,
-    JobRow,
-    JobSelection,
-    LoginLink,
-    LogLine,
-    MetricSeries,
-    NewChannel,
-    NewJob,
-    NewLink,
-    NewReservation,
-    NewToken,
-    NewUser,
-    PoolPage,
-    PurgeReport,
-    PurgeRequest,
-    QueueEntry,
-    QueueMove,
-    QueuePage,
-    ReservationExtension,
-    ReservationPage,
-    ResubmitRequest,
-    RevokedTokens,
-    SecretNames,
-    SecretValue,
-    SignedLink,
-    SlicePage,
-    SliceRow,
-    SubmitRequest,
-    TokenPage,
-    TokenRotation,
-    TokenRow,
-    UserPage,
-)
+from tpufleet.model import api_types as api
 from tpufleet.model.events import Event
 from tpufleet.model.fleet.host_commands import HostCommandReport, HostCommandRequest
 from tpufleet.model.fleet.inventory import Inventory, InventoryChange, InventoryNote
@@ -102,11 +54,11 @@ def new_job_id() -> JobId:
 
 def new_job(
     document: Mapping[str, Any], spec: JobSpec, job_id: JobId, snapshot: str | None
-) -> NewJob:
+) -> api.NewJob:
     """A job to submit, from a job file and what it was parsed to. Without a name that the user
     chose, it gets one that is unique."""
     name = document.get("name") or default_name(spec.name, job_id)
-    return NewJob(id=job_id, spec={**document, "name": name}, snapshot=snapshot)
+    return api.NewJob(id=job_id, spec={**document, "name": name}, snapshot=snapshot)
 
 
 class FleetClient:
@@ -145,25 +97,29 @@ class FleetClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def me(self) -> CurrentUser:
-        return self._get("/me", CurrentUser)
+    def me(self) -> api.CurrentUser:
+        return self._get("/me", api.CurrentUser)
 
-    def login_link(self) -> LoginLink:
+    def login_link(self) -> api.LoginLink:
         """A path of the web page that logs a browser in as the caller."""
-        return self._call("POST", "/session/link", LoginLink)
+        return self._call("POST", "/session/link", api.LoginLink)
 
     # Jobs
 
-    def submit(self, jobs: Sequence[NewJob]) -> tuple[JobRow, ...]:
+    def submit(self, jobs: Sequence[api.NewJob]) -> tuple[api.JobRow, ...]:
         """Submit all jobs or none. Idempotent: the ids are in the request."""
         return self._call(
-            "POST", "/jobs", JobPage, body=SubmitRequest(jobs=tuple(jobs)), timeout=_BULK_SECONDS
+            "POST",
+            "/jobs",
+            api.JobPage,
+            body=api.SubmitRequest(jobs=tuple(jobs)),
+            timeout=_BULK_SECONDS,
         ).jobs
 
-    def check_jobs(self, jobs: Sequence[NewJob]) -> tuple[JobRow, ...]:
+    def check_jobs(self, jobs: Sequence[api.NewJob]) -> tuple[api.JobRow, ...]:
         """What `submit` would submit. Nothing is changed."""
-        body = SubmitRequest(jobs=tuple(jobs))
-        return self._call("POST", "/jobs/check", JobPage, body=body, timeout=_BULK_SECONDS).jobs
+        body = api.SubmitRequest(jobs=tuple(jobs))
+        return self._call("POST", "/jobs/check", api.JobPage, body=body, timeout=_BULK_SECONDS).jobs
 
     def jobs(
         self,
@@ -178,12 +134,12 @@ class FleetClient:
         query: str | None = None,
         limit: int | None = None,
         before: str | None = None,
-    ) -> JobPage:
+    ) -> api.JobPage:
         """One page, newest first. `state`: states separated by commas, `live` or `ended`; `query`:
         see `model.job_search`."""
         return self._get(
             "/jobs",
-            JobPage,
+            api.JobPage,
             owner=owner,
             state=state,
             pool=pool,
@@ -196,31 +152,31 @@ class FleetClient:
             before=before,
         )
 
-    def all_jobs(self, *, limit: int = 1000, **filters: Any) -> Iterator[JobRow]:
+    def all_jobs(self, *, limit: int = 1000, **filters: Any) -> Iterator[api.JobRow]:
         page = self.jobs(limit=limit, **filters)
         yield from page.jobs
         while page.next is not None:
             page = self.jobs(limit=limit, before=page.next, **filters)
             yield from page.jobs
 
-    def job(self, ref: str) -> JobDetail:
-        return self._get(f"/jobs/{job_segment(ref)}", JobDetail)
+    def job(self, ref: str) -> api.JobDetail:
+        return self._get(f"/jobs/{job_segment(ref)}", api.JobDetail)
 
-    def why(self, ref: str) -> JobExplanation:
-        return self._get(f"/jobs/{job_segment(ref)}/why", JobExplanation)
+    def why(self, ref: str) -> api.JobExplanation:
+        return self._get(f"/jobs/{job_segment(ref)}/why", api.JobExplanation)
 
-    def change_job(self, ref: str, changes: JobChanges) -> JobRow:
+    def change_job(self, ref: str, changes: api.JobChanges) -> api.JobRow:
         """Change name, tags, notes or priority."""
-        return self._call("PATCH", f"/jobs/{job_segment(ref)}", JobRow, body=changes)
+        return self._call("PATCH", f"/jobs/{job_segment(ref)}", api.JobRow, body=changes)
 
-    def metrics(self, ref: str) -> MetricSeries:
-        return self._get(f"/jobs/{job_segment(ref)}/metrics", MetricSeries)
+    def metrics(self, ref: str) -> api.MetricSeries:
+        return self._get(f"/jobs/{job_segment(ref)}/metrics", api.MetricSeries)
 
-    def compare(self, refs: Sequence[str]) -> Comparison:
-        return self._get("/compare", Comparison, jobs=",".join(refs))
+    def compare(self, refs: Sequence[str]) -> api.Comparison:
+        return self._get("/compare", api.Comparison, jobs=",".join(refs))
 
-    def cancel(self, ref: str) -> JobRow:
-        return self._call("POST", f"/jobs/{job_segment(ref)}/cancel", JobRow)
+    def cancel(self, ref: str) -> api.JobRow:
+        return self._call("POST", f"/jobs/{job_segment(ref)}/cancel", api.JobRow)
 
     def resume(
         self,
@@ -229,7 +185,7 @@ class FleetClient:
         *,
         job_id: JobId | None = None,
         snapshot: str | None = None,
-    ) -> JobRow:
+    ) -> api.JobRow:
         """A new job from the last checkpoint; `snapshot` is the digest of new code."""
         return self._resubmit(ref, "resume", changes, job_id, snapshot)
 
@@ -240,7 +196,7 @@ class FleetClient:
         *,
         job_id: JobId | None = None,
         snapshot: str | None = None,
-    ) -> JobRow:
+    ) -> api.JobRow:
         return self._resubmit(ref, "rerun", changes, job_id, snapshot)
 
     def events(
@@ -254,26 +210,26 @@ class FleetClient:
         after: int = 0,
         limit: int = 500,
         newest: bool = False,
-    ) -> EventPage:
+    ) -> api.EventPage:
         """Events of one job, slice, pool or reservation, caused by one user, or of the whole fleet;
         with `newest`, the last ones."""
         path = "/events" if ref is None else f"/jobs/{job_segment(ref)}/events"
         of = {"slice": slice_id, "pool": pool, "user": user, "reservation": reservation}
         page = {"after": after, "limit": limit, "newest": "1" if newest else None}
-        return self._get(path, EventPage, **of, **page)
+        return self._get(path, api.EventPage, **of, **page)
 
     # Streams
 
     def stream(
         self, job: str | None = None, *, after: int | None = None
-    ) -> Iterator[Event | JobRow]:
+    ) -> Iterator[Event | api.JobRow]:
         """Events, and the rows of changed jobs, without end. Reconnects after the last event."""
         params = {"job": job, "after": after}
         for message in self._listen("/stream", params, None):
             if message.event == "event":
                 yield from_json(message.data, Event)
             elif message.event == "job":
-                yield from_json(message.data, JobRow)
+                yield from_json(message.data, api.JobRow)
 
     def follow_logs(
         self,
@@ -282,12 +238,12 @@ class FleetClient:
         host: int | None = None,
         attempt: int | None = None,
         tail: int | None = None,
-    ) -> Iterator[LogLine]:
+    ) -> Iterator[api.LogLine]:
         """Every line once, until the job has ended and its logs are complete."""
         params = {"host": host, "attempt": attempt, "tail": tail}
         for message in self._listen(f"/jobs/{job_segment(ref)}/logs/stream", params, "end"):
             if message.event == "line":
-                yield from_json(message.data, LogLine)
+                yield from_json(message.data, api.LogLine)
 
     def logs(
         self,
@@ -307,23 +263,23 @@ class FleetClient:
         path = f"/jobs/{job_segment(ref)}/result"
         return self._transport.send("GET", path, timeout=_BULK_SECONDS).content
 
-    def create_link(self, ref: str, resource: str, expires_in: timedelta) -> SignedLink:
+    def create_link(self, ref: str, resource: str, expires_in: timedelta) -> api.SignedLink:
         """A link to the `logs` or the `result` of a job that works without a token."""
-        body = NewLink(resource=resource, expires_in=expires_in)
-        return self._call("POST", f"/jobs/{job_segment(ref)}/links", SignedLink, body=body)
+        body = api.NewLink(resource=resource, expires_in=expires_in)
+        return self._call("POST", f"/jobs/{job_segment(ref)}/links", api.SignedLink, body=body)
 
-    def archive(self, refs: Sequence[str]) -> tuple[JobRow, ...]:
+    def archive(self, refs: Sequence[str]) -> tuple[api.JobRow, ...]:
         """Leave ended jobs out of listings."""
-        body = JobSelection(jobs=tuple(refs))
-        return self._call("POST", "/archive", JobPage, body=body).jobs
+        body = api.JobSelection(jobs=tuple(refs))
+        return self._call("POST", "/archive", api.JobPage, body=body).jobs
 
-    def unarchive(self, refs: Sequence[str]) -> tuple[JobRow, ...]:
-        body = JobSelection(jobs=tuple(refs))
-        return self._call("POST", "/unarchive", JobPage, body=body).jobs
+    def unarchive(self, refs: Sequence[str]) -> tuple[api.JobRow, ...]:
+        body = api.JobSelection(jobs=tuple(refs))
+        return self._call("POST", "/unarchive", api.JobPage, body=body).jobs
 
-    def purge(self, request: PurgeRequest) -> PurgeReport:
+    def purge(self, request: api.PurgeRequest) -> api.PurgeReport:
         """Delete the files of ended jobs, or list which ones (dry run)."""
-        return self._call("POST", "/purge", PurgeReport, body=request, timeout=_BULK_SECONDS)
+        return self._call("POST", "/purge", api.PurgeReport, body=request, timeout=_BULK_SECONDS)
 
     # The queue
 
@@ -334,36 +290,40 @@ class FleetClient:
         accelerator: str | None = None,
         zone: str | None = None,
         owner: str | None = None,
-    ) -> tuple[QueueEntry, ...]:
-        page = self._get("/queue", QueuePage, pool=pool, type=accelerator, zone=zone, owner=owner)
+    ) -> tuple[api.QueueEntry, ...]:
+        page = self._get(
+            "/queue", api.QueuePage, pool=pool, type=accelerator, zone=zone, owner=owner
+        )
         return page.entries
 
     def move_in_queue(
         self, ref: str, *, first: bool = False, last: bool = False, before: str | None = None
-    ) -> JobRow:
-        body = QueueMove(first=first, last=last, before=before)
-        return self._call("POST", f"/queue/{job_segment(ref)}/move", JobRow, body=body)
+    ) -> api.JobRow:
+        body = api.QueueMove(first=first, last=last, before=before)
+        return self._call("POST", f"/queue/{job_segment(ref)}/move", api.JobRow, body=body)
 
-    def hold_in_queue(self, ref: str) -> JobRow:
-        return self._call("POST", f"/queue/{job_segment(ref)}/hold", JobRow)
+    def hold_in_queue(self, ref: str) -> api.JobRow:
+        return self._call("POST", f"/queue/{job_segment(ref)}/hold", api.JobRow)
 
-    def retry_in_queue(self, ref: str) -> JobRow:
-        return self._call("POST", f"/queue/{job_segment(ref)}/retry", JobRow)
+    def retry_in_queue(self, ref: str) -> api.JobRow:
+        return self._call("POST", f"/queue/{job_segment(ref)}/retry", api.JobRow)
 
-    def release_in_queue(self, ref: str) -> JobRow:
-        return self._call("POST", f"/queue/{job_segment(ref)}/release", JobRow)
+    def release_in_queue(self, ref: str) -> api.JobRow:
+        return self._call("POST", f"/queue/{job_segment(ref)}/release", api.JobRow)
 
     # Reservations
 
     def reservations(self, *, ended: bool = False) -> tuple[Reservation, ...]:
-        return self._get("/reservations", ReservationPage, all=1 if ended else None).reservations
+        return self._get(
+            "/reservations", api.ReservationPage, all=1 if ended else None
+        ).reservations
 
-    def reserve(self, new: NewReservation) -> Reservation:
+    def reserve(self, new: api.NewReservation) -> Reservation:
         return self._call("POST", "/reservations", Reservation, body=new)
 
     def extend_reservation(self, reservation_id: str, by: timedelta) -> Reservation:
         path = f"/reservations/{path_segment(reservation_id)}"
-        return self._call("PATCH", path, Reservation, body=ReservationExtension(extend_by=by))
+        return self._call("PATCH", path, Reservation, body=api.ReservationExtension(extend_by=by))
 
     def end_reservation(self, reservation_id: str, reason: str = "") -> Reservation:
         """Release one's own; an admin breaks that of another user, with a reason."""
@@ -396,10 +356,12 @@ class FleetClient:
     # Notifications
 
     def channels(self) -> tuple[NotificationChannel, ...]:
-        return self._get("/notifications", ChannelPage).channels
+        return self._get("/notifications", api.ChannelPage).channels
 
-    def put_channel(self, name: str, new: NewChannel) -> CreatedChannel:
-        return self._call("PUT", f"/notifications/{path_segment(name)}", CreatedChannel, body=new)
+    def put_channel(self, name: str, new: api.NewChannel) -> api.CreatedChannel:
+        return self._call(
+            "PUT", f"/notifications/{path_segment(name)}", api.CreatedChannel, body=new
+        )
 
     def delete_channel(self, name: str) -> NotificationChannel:
         return self._call("DELETE", f"/notifications/{path_segment(name)}", NotificationChannel)
@@ -410,24 +372,24 @@ class FleetClient:
 
     def deliveries(self) -> tuple[Delivery, ...]:
         """What was sent to your channels lately, newest first."""
-        return self._get("/deliveries", DeliveryPage).deliveries
+        return self._get("/deliveries", api.DeliveryPage).deliveries
 
     # Users, tokens and secrets
 
     def users(self) -> tuple[User, ...]:
-        return self._get("/users", UserPage).users
+        return self._get("/users", api.UserPage).users
 
     def put_user(
         self, name: str, role: Role, *, service: bool | None = None, take_over: bool = False
     ) -> User:
-        body = NewUser(name=name, role=role, service=service, take_over=take_over)
+        body = api.NewUser(name=name, role=role, service=service, take_over=take_over)
         return self._call("POST", "/users", User, body=body)
 
-    def delete_user(self, name: str) -> DeletedUser:
-        return self._call("DELETE", f"/users/{path_segment(name)}", DeletedUser)
+    def delete_user(self, name: str) -> api.DeletedUser:
+        return self._call("DELETE", f"/users/{path_segment(name)}", api.DeletedUser)
 
-    def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
-        return self._get("/tokens", TokenPage, user=user).tokens
+    def tokens(self, user: str | None = None) -> tuple[api.TokenRow, ...]:
+        return self._get("/tokens", api.TokenPage, user=user).tokens
 
     def job_cost(self, ref: str) -> CostReport:
         return self._get(f"/jobs/{job_segment(ref)}/cost", CostReport)
@@ -438,13 +400,13 @@ class FleetClient:
         note: str = "",
         expires_in: timedelta | None = None,
         scope: TokenScope = TokenScope.FULL,
-    ) -> CreatedToken:
-        body = NewToken(user=user, note=note, expires_in=expires_in, scope=scope)
-        return self._call("POST", "/tokens", CreatedToken, body=body)
+    ) -> api.CreatedToken:
+        body = api.NewToken(user=user, note=note, expires_in=expires_in, scope=scope)
+        return self._call("POST", "/tokens", api.CreatedToken, body=body)
 
-    def rotate_token(self, token_id: str, overlap: timedelta) -> CreatedToken:
+    def rotate_token(self, token_id: str, overlap: timedelta) -> api.CreatedToken:
         path = f"/tokens/{path_segment(token_id)}/rotate"
-        return self._call("POST", path, CreatedToken, body=TokenRotation(overlap=overlap))
+        return self._call("POST", path, api.CreatedToken, body=api.TokenRotation(overlap=overlap))
 
     def audit(
         self,
@@ -456,20 +418,20 @@ class FleetClient:
     ) -> tuple[AuditEntry, ...]:
         """The audit log, newest first; or the entries of one token."""
         path = "/audit" if token is None else f"/tokens/{path_segment(token)}/audit"
-        return self._get(path, AuditPage, user=user, before=before, limit=limit).entries
+        return self._get(path, api.AuditPage, user=user, before=before, limit=limit).entries
 
-    def revoke_token(self, token_id: str) -> RevokedTokens:
-        return self._call("DELETE", f"/tokens/{path_segment(token_id)}", RevokedTokens)
+    def revoke_token(self, token_id: str) -> api.RevokedTokens:
+        return self._call("DELETE", f"/tokens/{path_segment(token_id)}", api.RevokedTokens)
 
-    def revoke_tokens(self, user: str) -> RevokedTokens:
+    def revoke_tokens(self, user: str) -> api.RevokedTokens:
         """All of a user but the one in use."""
-        return self._call("DELETE", "/tokens", RevokedTokens, params={"user": user})
+        return self._call("DELETE", "/tokens", api.RevokedTokens, params={"user": user})
 
-    def secrets(self) -> SecretNames:
-        return self._get("/secrets", SecretNames)
+    def secrets(self) -> api.SecretNames:
+        return self._get("/secrets", api.SecretNames)
 
     def put_secret(self, name: str, value: str, *, shared: bool = False) -> None:
-        body = SecretValue(value=value, shared=shared)
+        body = api.SecretValue(value=value, shared=shared)
         self._call("PUT", f"/secrets/{path_segment(name)}", body=body)
 
     def delete_secret(self, name: str, *, shared: bool = False) -> None:
@@ -480,19 +442,19 @@ class FleetClient:
 
     def slices(
         self, *, pool: str | None = None, job: str | None = None, include_released: bool = False
-    ) -> tuple[SliceRow, ...]:
+    ) -> tuple[api.SliceRow, ...]:
         gone = 1 if include_released else None
-        return self._get("/slices", SlicePage, pool=pool, job=job, all=gone).slices
+        return self._get("/slices", api.SlicePage, pool=pool, job=job, all=gone).slices
 
-    def find_slice(self, slice_id: str) -> SliceRow | None:
+    def find_slice(self, slice_id: str) -> api.SliceRow | None:
         """Also if it is gone."""
-        return next(iter(self._get("/slices", SlicePage, id=slice_id).slices), None)
+        return next(iter(self._get("/slices", api.SlicePage, id=slice_id).slices), None)
 
     def adopt(self, node: str, zone: str, pool: str) -> SliceId:
         """Make a node that a person made a slice of a pool. The server prepares it; the startup
         script in its metadata then has to run on its hosts."""
-        body = AdoptRequest(node=node, zone=zone, pool=pool)
-        return self._call("POST", "/slices", AdoptedNode, body=body).slice_id
+        body = api.AdoptRequest(node=node, zone=zone, pool=pool)
+        return self._call("POST", "/slices", api.AdoptedNode, body=body).slice_id
 
     def unregister(self, slice_id: str) -> None:
         """Give an adopted node back. It is not deleted."""
@@ -527,11 +489,11 @@ class FleetClient:
         return self._get("/stock", StockReport)
 
     def inject_fault(self, slice_id: str, fault: str, host: int | None = None) -> None:
-        body = FaultRequest(fault=fault, host=host)
+        body = api.FaultRequest(fault=fault, host=host)
         self._call("POST", f"/slices/{path_segment(slice_id)}/fault", body=body)
 
     def pools(self) -> tuple[Pool, ...]:
-        return self._get("/pools", PoolPage).pools
+        return self._get("/pools", api.PoolPage).pools
 
     def pool(self, name: str) -> Pool:
         return self._get(f"/pools/{path_segment(name)}", Pool)
@@ -566,11 +528,11 @@ class FleetClient:
         changes: Mapping[str, Any] | None,
         job_id: JobId | None,
         snapshot: str | None,
-    ) -> JobRow:
-        body = ResubmitRequest(
+    ) -> api.JobRow:
+        body = api.ResubmitRequest(
             id=job_id or new_job_id(), changes=dict(changes or {}), snapshot=snapshot
         )
-        return self._call("POST", f"/jobs/{job_segment(ref)}/{verb}", JobRow, body=body)
+        return self._call("POST", f"/jobs/{job_segment(ref)}/{verb}", api.JobRow, body=body)
 
     def _get(self, path: str, answer: type[T], **params: Any) -> T:
         return self._call("GET", path, answer, params=params)
