@@ -1,11 +1,19 @@
-"""Identifiers that come from clients and become part of a path or a row."""
+"""Checks of what comes from clients and becomes part of a path or a row."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import TypeVar
+
 from tpufleet import schema
+from tpufleet.errors import must_be, too_long
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import JobId
+from tpufleet.model.values.durations import to_builtin
+
+T = TypeVar("T", int, timedelta)
+SECOND = timedelta(seconds=1)  # the shortest of most durations
 
 # None of these can contain a slash, a leading dot or a control character, but the one of a host.
 _JOB = schema.text(
@@ -52,3 +60,17 @@ def check_secret_name(text: str) -> str:
 
 def check_user_name(text: str) -> str:
     return str(schema.check(_USER, text))
+
+
+def check_range(field: str, value: T, least: T, most: T) -> None:
+    """Of numbers, or durations."""
+    if not least <= value <= most:
+        shown = (to_builtin(x) if isinstance(x, timedelta) else x for x in (least, most, value))
+        shortest, longest, given = shown
+        raise must_be(f"from {shortest} to {longest}", given, field)
+
+
+def check_text(field: str, text: str, limit: int) -> str:
+    if len(text) > limit or "\0" in text:
+        raise too_long(limit, field=field)
+    return text

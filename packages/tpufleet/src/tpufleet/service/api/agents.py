@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import FileResponse, Response
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, Unauthorized, not_found
+from tpufleet.model import identifiers
 from tpufleet.model.api_types import Acknowledgement, LogSize
 from tpufleet.model.fleet.agent_protocol import (
     PROTOCOL,
@@ -29,7 +30,7 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.hosts.heartbeats import Heartbeats, check_host_exists
 from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.service.lookups import require_slice
-from tpufleet.service.transport import auth, identifiers
+from tpufleet.service.transport import auth
 from tpufleet.service.transport.routing import (
     SLICE_TOKEN,
     ApiCall,

@@ -13,6 +13,7 @@ from tpufleet.model.api_types import (
     PurgeRequest,
     SignedLink,
 )
+from tpufleet.model.identifiers import SECOND, check_range
 from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
@@ -23,7 +24,6 @@ from tpufleet.service.jobs import log_streams
 from tpufleet.service.operations import archiving
 from tpufleet.service.transport import event_streams, signed_links
 from tpufleet.service.transport.event_streams import EventHub
-from tpufleet.service.transport.identifiers import SECOND, check_range
 from tpufleet.service.transport.routing import (
     API_PREFIX,
     ApiCall,

@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from tpufleet.errors import Forbidden, unknown
+from tpufleet.model import identifiers
 from tpufleet.model.api_types import (
     Comparison,
     EventPage,
@@ -38,7 +39,6 @@ from tpufleet.service.jobs import (
 )
 from tpufleet.service.jobs.queries import EndedJobRows
 from tpufleet.service.jobs.submission import JobStorage
-from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.routing import ApiCall, Param, PriceTable, Router
 from tpufleet.stores.base import JobQuery
 

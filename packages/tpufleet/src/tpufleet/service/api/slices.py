@@ -23,6 +23,7 @@ from tpufleet.model.fleet.host_commands import (
 from tpufleet.model.fleet.hosts import host_id
 from tpufleet.model.fleet.inventory import Inventory, InventoryChange, InventoryNote
 from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, SliceId
+from tpufleet.model.identifiers import SECOND, check_range
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import type_lookup
@@ -31,7 +32,6 @@ from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.service.jobs import commands, queries
 from tpufleet.service.lookups import require_host_index, require_slice
 from tpufleet.service.people.audit import AuditSubject
-from tpufleet.service.transport.identifiers import SECOND, check_range
 from tpufleet.service.transport.routing import ApiCall, Faults, MediaType, Param, Router
 
 MAX_ARGUMENTS = 1000

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpufleet import deep_folders
+from tpufleet.model import identifiers
 from tpufleet.model.job.jobs import JobId
 from tpufleet.service.files.bucket_files import Archive
 from tpufleet.service.files.snapshots import SnapshotFiles
-from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store, StoredObject
 
 FILES = ("logs", "results")

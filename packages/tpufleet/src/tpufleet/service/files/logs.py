@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpufleet.errors import Conflict
+from tpufleet.model import identifiers
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import JobId
 from tpufleet.service.files import log_segments
 from tpufleet.service.files.log_segments import SegmentedLog
-from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.limits import BoundedDict
 
 _BLOCK = 64 * 1024

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Conflict, not_found, too_long
+from tpufleet.model import identifiers
 from tpufleet.service.operations import log_redaction
-from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store
 
 if TYPE_CHECKING:

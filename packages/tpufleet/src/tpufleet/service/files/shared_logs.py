@@ -13,13 +13,13 @@ from typing import Protocol
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import NotFound, Unreachable
+from tpufleet.model import identifiers
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import JobId
 from tpufleet.service.files.bucket_files import Archive
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles, LogGap
 from tpufleet.service.operations.background import log_failure
-from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.limits import BoundedDict
 from tpufleet.stores.base import Store, StoredObject
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from tpufleet.errors import BadInput, Conflict, not_found
+from tpufleet.model import identifiers
 from tpufleet.model.fleet.hosts import HostId, host_id
 from tpufleet.model.fleet.inventory import (
     ChipCount,
@@ -23,7 +24,6 @@ from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values.names import label_error
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store
 
 MAX_TEXT = 500

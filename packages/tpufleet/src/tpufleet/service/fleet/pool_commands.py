@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from tpufleet.errors import BadInput, Conflict, unknown
+from tpufleet.model import identifiers
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job import pod_settings
@@ -18,7 +19,6 @@ from tpufleet.policy.events import count_of
 from tpufleet.service.fleet import reservations
 from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext
 from tpufleet.service.lookups import require_pool
-from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import ChangeSet, JobQuery
 
 MAX_SLICES = 1_000_000

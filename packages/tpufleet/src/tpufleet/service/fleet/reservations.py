@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict, Fenced, not_found
+from tpufleet.model import identifiers
 from tpufleet.model.api_types import NewReservation
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import (
@@ -24,7 +25,6 @@ from tpufleet.policy.scheduling import reservation_limits
 from tpufleet.service import leases
 from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.lookups import require_member, require_pool
-from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import ChangeSet, Lease, Store
 
 _LEASE = "reservations"

@@ -6,6 +6,7 @@ import logging
 import re
 from dataclasses import dataclass, replace
 
+from tpufleet.model import identifiers
 from tpufleet.model.fleet.agent_protocol import Assignment
 from tpufleet.model.fleet.hosts import HostId, host_id
 from tpufleet.model.fleet.slices import SliceId, TpuSlice
@@ -16,7 +17,7 @@ from tpufleet.model.job.jobs import Job, ParentRelation
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import type_lookup
 from tpufleet.service.files.secrets import JobSecrets
-from tpufleet.service.transport import auth, identifiers
+from tpufleet.service.transport import auth
 from tpufleet.service.transport.limits import BoundedDict
 from tpufleet.stores.base import Store
 

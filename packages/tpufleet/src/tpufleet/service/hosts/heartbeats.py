@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from tpufleet.model import identifiers
 from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.fleet.hosts import (
     MAX_HEARTBEAT_POINTS,
@@ -32,7 +33,6 @@ from tpufleet.service.hosts.assignments import Assignments
 from tpufleet.service.jobs.metric_series import MetricRecorder
 from tpufleet.service.lookups import require_host_index
 from tpufleet.service.operations.background import log_failure
-from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.limits import HEARTBEATS, BoundedDict
 from tpufleet.stores.base import ChangeSet, Store
 

@@ -26,9 +26,9 @@ from tpufleet.model.fleet.host_commands import (
 )
 from tpufleet.model.fleet.hosts import HostId, slice_id_of
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.identifiers import check_range
 from tpufleet.model.job.jobs import JobId
 from tpufleet.service.operations.background import log_failure
-from tpufleet.service.transport.identifiers import check_range
 from tpufleet.service.transport.limits import HEARTBEATS, TooManyRequests
 from tpufleet.stores.base import Store
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, unknown
+from tpufleet.model import identifiers
 from tpufleet.model.api_types import FaultRequest, JobChanges, SecretValue
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
@@ -21,7 +22,6 @@ from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.values.names import MAX_ITEMS
 from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.lookups import require_host_index, require_slice
-from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
 

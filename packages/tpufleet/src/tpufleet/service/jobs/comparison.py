@@ -18,13 +18,13 @@ from msgspec import structs
 
 from tpufleet.errors import BadInput, NotFound, busy
 from tpufleet.model.api_types import CodeDifference, Comparison, FileDifference
+from tpufleet.model.identifiers import check_range
 from tpufleet.model.job import job_file
 from tpufleet.model.job.jobs import Job
 from tpufleet.model.job.metric_points import searchable_values
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.files.tar_reader import DAMAGED, TarReader
 from tpufleet.service.jobs import metric_series, queries
-from tpufleet.service.transport.identifiers import check_range
 from tpufleet.service.transport.limits import TooManyRequests
 from tpufleet.stores.base import Store
 

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, not_allowed, not_found
+from tpufleet.model import identifiers
 from tpufleet.model.api_types import ResubmitRequest
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.slices import SIMULATED, SIMULATED_PROVIDERS
@@ -38,7 +39,6 @@ from tpufleet.service.jobs.commands import CommandContext, require_ended, requir
 from tpufleet.service.lookups import require_member
 from tpufleet.service.notifications.channels import check_job_channels
 from tpufleet.service.operations import archiving
-from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import ChangeSet, JobQuery, Lease, Store
 
 MAX_JOBS_PER_CALL = 50_000  # in one call

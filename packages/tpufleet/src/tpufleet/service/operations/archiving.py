@@ -18,12 +18,12 @@ from tpufleet.model.api_types import (
     PurgeRequest,
 )
 from tpufleet.model.events import Event
+from tpufleet.model.identifiers import check_range
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.service.files.job_files import CHECKPOINTS, FILES, JobFiles
 from tpufleet.service.jobs import checkpoint_leases, queries
 from tpufleet.service.jobs.commands import CommandContext, require_ended
 from tpufleet.service.jobs.lineages import batches
-from tpufleet.service.transport.identifiers import check_range
 from tpufleet.stores.base import (
     ChangeSet,
     FileKind,

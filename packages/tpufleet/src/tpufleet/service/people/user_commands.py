@@ -18,6 +18,7 @@ from tpufleet.errors import (
     Unauthorized,
     not_found,
 )
+from tpufleet.model import identifiers
 from tpufleet.model.api_types import (
     CreatedToken,
     DeletedUser,
@@ -36,7 +37,7 @@ from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.fleet import pool_commands, reservations
 from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext, cancel
 from tpufleet.service.lookups import require_user
-from tpufleet.service.transport import auth, identifiers
+from tpufleet.service.transport import auth
 from tpufleet.stores.base import JobQuery
 
 SERVICE_TOKEN_LIFETIME = timedelta(days=90)
