@@ -76,7 +76,9 @@ def free_ports(count: int) -> list[int]:
     another process before we listen on it."""
     held: list[socket.socket] = []  # bound until all are found, so that no port repeats
     try:
-        for port in _shuffled(FIRST_PORT, _first_ephemeral_port()):
+        ports = list(range(FIRST_PORT, _first_ephemeral_port()))
+        random.shuffle(ports)  # so that concurrent callers choose different ones
+        for port in ports:
             if len(held) == count:
                 break
             candidate = socket.socket()
@@ -92,11 +94,6 @@ def free_ports(count: int) -> list[int]:
     finally:
         for bound in held:
             bound.close()
-
-
-def _shuffled(first: int, end: int) -> list[int]:
-    """In random order, so that concurrent callers choose different ports."""
-    return random.sample(range(first, end), end - first)
 
 
 def _first_ephemeral_port() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tpufleet_testbed.kubernetes.binaries import Build
@@ -187,8 +186,8 @@ def extension_components(layout: ControlPlaneLayout, build: Build) -> tuple[Comp
     ports, config = layout.ports, layout.kubeconfig
     environment = {"KUBECONFIG": str(config)}
     return (
-        _extension(build.binary("kueue"), layout, "kueue"),
-        _extension(build.binary("jobset"), layout, "jobset"),
+        extension(build, layout, "kueue"),
+        extension(build, layout, "jobset"),
         Component(
             name="kwok",
             argv=(
@@ -205,16 +204,12 @@ def extension_components(layout: ControlPlaneLayout, build: Build) -> tuple[Comp
     )  # fmt: skip
 
 
-def leader_worker_set_component(layout: ControlPlaneLayout, build: Build) -> Component:
-    return _extension(build.binary("lws"), layout, "lws")
-
-
-def _extension(binary: Path, layout: ControlPlaneLayout, name: str) -> Component:
+def extension(build: Build, layout: ControlPlaneLayout, name: str) -> Component:
     return Component(
         name=name,
         environment={"KUEUE_METRICS_CERTS": str(layout.pki / "webhooks")},
         argv=(
-            str(binary),
+            str(build.binary(name)),
             f"--config={layout.folder / f'{name}.yaml'}",
             f"--kubeconfig={layout.kubeconfig}",
         ),

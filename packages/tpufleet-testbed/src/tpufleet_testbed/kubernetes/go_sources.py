@@ -57,16 +57,14 @@ MANIFESTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def source_files() -> list[Path]:
-    return sorted(path for path in GO_SOURCES.rglob("*") if path.suffix in (".go", ".mod", ".sum"))
-
-
 def build_key() -> str:
     """Identifies a build: equal sources have equal keys."""
     digest = hashlib.sha256(
         repr((BUILD_STEPS, PATCHED_FILES, MANIFESTS, KUBERNETES_VERSION)).encode()
     )
-    for path in source_files():
+    for path in sorted(GO_SOURCES.rglob("*")):
+        if path.suffix not in (".go", ".mod", ".sum"):
+            continue
         digest.update(f"\0{path.relative_to(GO_SOURCES)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

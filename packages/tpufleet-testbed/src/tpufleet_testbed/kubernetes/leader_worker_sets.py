@@ -32,7 +32,7 @@ def install(plane: KubernetesControlPlane, progress: Progress = lambda message: 
     file = plane.layout.folder / "lws-install.yaml"
     file.write_text(extension_manifests.to_yaml(manifests))
     plane.install(file)
-    component = components.leader_worker_set_component(plane.layout, plane.build)
+    component = components.extension(plane.build, plane.layout, COMPONENT)
     with registry.launch(component, plane.layout.ssl_context()):
         plane.wait_until_accepted(PROBE_SET, "leaderworkersets")
     progress(f"LeaderWorkerSet is ready after {time.monotonic() - started_at:.0f} s")

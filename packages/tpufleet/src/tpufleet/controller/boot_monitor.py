@@ -107,7 +107,8 @@ class BootMonitor:
         since = working_set.last_queued_at.get(tpu_slice.id, tpu_slice.requested_at)
         timeout = settings.boot_timeout_by_provider.get(tpu_slice.provider, settings.boot_timeout)
         present = working_set.present_since
-        failure = liveness.bootstrap_failure(reports)
+        # The final failure of a host, which no waiting repairs.
+        failure = next((report.text for report in reports if report.failed), "")
         if not failure and liveness.boot_failed(tpu_slice, since, now, timeout, present):
             failure = f"boot timeout: only {connected} hosts came up in {timeout}"
         progress_at = self._progress_at(tpu_slice, connected, reports, now)
@@ -127,7 +128,8 @@ class BootMonitor:
         reports: Sequence[BootstrapReport],
         now: datetime,
     ) -> datetime:
-        stages = liveness.boot_stages(connected, reports)
+        # Messages may change while a start-up makes no progress.
+        stages = (connected, *sorted((each.host, each.stage.value) for each in reports))
         known = self._working_set.boot_progress.get(tpu_slice.id)
         if known is None or known[0] != stages:
             known = self._working_set.boot_progress[tpu_slice.id] = (stages, now)

@@ -95,16 +95,17 @@ class ProviderHealthLog:
                     zones=self._zones.get(name, ()),
                     default=name in self._default_providers,
                     problems=(
-                        *map(_contact_problem, self._refusals_of(name)),
+                        *(
+                            _contact_problem(each)
+                            for each in self._unreachable
+                            if each.provider == name
+                        ),
                         *(problem for key, problem in self._problems.items() if key[0] == name),
                     ),
                 )
                 for name, answered_at in self._answered_at.items()
             ),
         )
-
-    def _refusals_of(self, provider: str) -> list[CapacityRefusal]:
-        return [refusal for refusal in self._unreachable if refusal.provider == provider]
 
     def _add(
         self, provider: str, call: CallKind, zone: str | None, message: str, now: datetime

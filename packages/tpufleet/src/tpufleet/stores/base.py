@@ -438,7 +438,8 @@ class Store:
 
     def delete_metric_points(self, points: Sequence[MetricPoint]) -> None:
         self._write_each(
-            "DELETE FROM metric_points WHERE job_id = ? AND at = ?", sql_edits.point_keys(points)
+            "DELETE FROM metric_points WHERE job_id = ? AND at = ?",
+            [(point.job_id, sql_rows.to_micros(point.at)) for point in points],
         )
 
     # Documents: small objects that users change as a whole, by type (see DOCUMENT_KINDS) and key.

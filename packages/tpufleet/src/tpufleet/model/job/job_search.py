@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tpufleet.errors import BadInput, invalid, no_value, too_long, unknown
-from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
+from tpufleet.model.job.jobs import ENDED_STATES, LIVE_STATES, Job, JobState
 from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values import durations
 from tpufleet.model.values.bounds import FIRST_DATE, LAST_DATE
@@ -107,10 +107,7 @@ _SYNONYMS = {
 }
 _COMPARISON = re.compile(r"([A-Za-z_][\w./-]{0,99})(<=|>=|!=|<|>|=)(.*)", re.DOTALL)
 _KEYED = re.compile(r"([a-z]+):(.*)", re.DOTALL)
-STATE_GROUPS: dict[str, frozenset[JobState]] = {
-    "live": frozenset(JobState) - ENDED_STATES,
-    "ended": ENDED_STATES,
-}
+STATE_GROUPS = {"live": LIVE_STATES, "ended": ENDED_STATES}
 
 
 def parse_search(query: str, *, caller: str, now: datetime, zone: tzinfo = UTC) -> JobSearch:

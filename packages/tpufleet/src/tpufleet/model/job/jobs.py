@@ -50,6 +50,8 @@ class JobState(StrEnum):
 
 
 ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+LIVE_STATES = frozenset(JobState) - ENDED_STATES
+WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 
 
 class Capacity(StrEnum):

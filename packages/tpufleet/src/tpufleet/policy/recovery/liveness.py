@@ -223,11 +223,6 @@ def is_stuck(
     return now - since >= SILENT_BOOT_LIMIT
 
 
-def boot_stages(connected: int, reports: Sequence[BootstrapReport]) -> tuple[object, ...]:
-    """Equal as long as a start-up makes no progress; messages may change meanwhile."""
-    return (connected, *sorted((report.host, report.stage.value) for report in reports))
-
-
 def slowest_host(reports: Sequence[BootstrapReport]) -> BootstrapReport | None:
     return min(
         (report for report in reports if report.stage is not BootstrapStage.CONNECTED),
@@ -250,11 +245,6 @@ def connecting_host(reports: Sequence[BootstrapReport]) -> BootstrapReport | Non
     """The report of a host that tries to connect."""
     trying = (r for r in reports if r.stage is BootstrapStage.CONNECTING and not r.failed)
     return next(trying, None)
-
-
-def bootstrap_failure(reports: Sequence[BootstrapReport]) -> str:
-    """The final failure of a host, which no waiting repairs; empty if there is none."""
-    return next((report.text for report in reports if report.failed), "")
 
 
 def boot_reason(

@@ -66,7 +66,7 @@ def register_host(call: ApiCall, secret: ServerSecret) -> SliceTokenReply:
     from instance metadata, is worth nothing."""
     request = _signed_body(call, SliceTokenRequest)
     slice_id = _slice_of(request.host_id)
-    valid = auth.is_bootstrap_token(call.token, secret, slice_id)
+    valid = auth.equal(auth.bootstrap_token(secret, slice_id), call.token)
     tpu_slice = call.store.slice(slice_id) if valid else None
     if tpu_slice is None or tpu_slice.state is SliceState.GONE:
         raise _invalid_token(slice_id)

@@ -78,10 +78,6 @@ def _owner(call: ApiCall) -> str:
     return call.query_text("user") or call.user.name
 
 
-def _audit_revoke_tokens(call: ApiCall) -> AuditSubject:
-    return AuditSubject(action=AuditAction.REVOKE_TOKEN, target=_owner(call))
-
-
 def _secret_scope(shared: bool) -> str:
     return "shared" if shared else "own"
 
@@ -133,7 +129,7 @@ def revoke_token(call: ApiCall) -> RevokedTokens:
     "/tokens",
     Role.VIEWER,
     params=(Param("user", "owner of the tokens; another one: admins only"),),
-    audit=_audit_revoke_tokens,
+    audit=lambda call: AuditSubject(action=AuditAction.REVOKE_TOKEN, target=_owner(call)),
 )
 def revoke_tokens(call: ApiCall) -> RevokedTokens:
     """Revoke all tokens of a user but the one in use."""

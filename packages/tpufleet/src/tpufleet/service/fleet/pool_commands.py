@@ -11,13 +11,14 @@ from tpufleet.model import identifiers
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job import pod_settings
+from tpufleet.model.job.jobs import LIVE_STATES
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import type_lookup
 from tpufleet.model.values.durations import MAX_DURATION
 from tpufleet.model.values.names import label_error
 from tpufleet.policy.events import count_of
 from tpufleet.service.fleet import reservations
-from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext
+from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.lookups import require_pool
 from tpufleet.stores.base import ChangeSet, JobQuery
 

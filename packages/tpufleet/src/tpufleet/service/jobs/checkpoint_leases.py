@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 
 from tpufleet.errors import Conflict, Unreachable
 from tpufleet.model.job.checkpoint_locations import spelled
-from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
+from tpufleet.model.job.jobs import LIVE_STATES, Job
 from tpufleet.service import leases
 from tpufleet.service.hosts.assignments import checkpoint_location
 from tpufleet.stores.base import JobQuery, Lease, Store
@@ -65,7 +65,7 @@ def require_free(store: Store, jobs: Iterable[Job]) -> None:
 
 
 def _live_jobs(store: Store) -> list[Job]:
-    return store.jobs(JobQuery(states=frozenset(JobState) - ENDED_STATES, limit=_NO_LIMIT))
+    return store.jobs(JobQuery(states=LIVE_STATES, limit=_NO_LIMIT))
 
 
 def _locations(job: Job) -> set[str]:

@@ -18,7 +18,7 @@ from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job import job_file
 from tpufleet.model.job.job_edits import JobEdit
 from tpufleet.model.job.job_search import matches_wildcard
-from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
+from tpufleet.model.job.jobs import LIVE_STATES, Job, JobId, JobState
 from tpufleet.model.values.names import MAX_ITEMS
 from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.lookups import require_host_index, require_slice
@@ -27,7 +27,6 @@ from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
 MAX_WILDCARD = 200  # characters of a pattern; a tag has fewer
 MAX_SHOWN = 200  # characters of a new value that its event shows
-LIVE_STATES = frozenset(JobState) - ENDED_STATES
 # Admins have the whole range, so they can always place a job ahead of those of members.
 MAX_MEMBER_PRIORITY = 100
 

@@ -57,7 +57,8 @@ def _explain_waiting(
     queue = job_queue.queue_of(store, job)
     ahead = job_queue.jobs_ahead(queue, job)
     start = job_queue.latest_start(store, queue, job, now)
-    waited = now - _waiting_since(job, attempts)
+    last_end = attempts[-1].ended_at if attempts else None
+    waited = now - (last_end or job.submitted_at)
     details, moments = [], []
     if attempts and attempts[-1].end_reason is not None:
         details.append(f"attempt {attempts[-1].number} ended: {brief.attempts[-1].message}")
@@ -112,11 +113,6 @@ def _describe_refusal(job: Job, refusal: CapacityRefusal, now: datetime) -> str:
         f"{_REFUSED[refusal.kind]} for {short_name(refusal.accelerator)} ({refusal.capacity}) in "
         f"{refusal.zone}: {refusal.message}; retry in {retry}"
     )
-
-
-def _waiting_since(job: Job, attempts: list[Attempt]) -> datetime:
-    """The end of the last attempt; before the first one, the submission."""
-    return (attempts[-1].ended_at if attempts else None) or job.submitted_at
 
 
 def _provider_reason(tpu_slice: SliceRow) -> str:

@@ -14,7 +14,7 @@ from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job.attempts import Attempt
 from tpufleet.model.job.job_edits import JobEdit
-from tpufleet.model.job.jobs import Job, JobId, JobState
+from tpufleet.model.job.jobs import WAITING_STATES, Job, JobId, JobState
 from tpufleet.model.people.budgets import BUDGET_REPORT, BudgetReport, BudgetUse
 from tpufleet.model.values.encoding import from_json
 from tpufleet.policy.accounting import budgets
@@ -32,7 +32,6 @@ from tpufleet.service.jobs.commands import CommandContext, require_live
 from tpufleet.service.operations import server_status
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
-WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 _ALL = 1_000_000
 _CHIP_HOUR = 3600.0
 

@@ -21,7 +21,7 @@ import tpufleet
 from tpufleet.clocks import Clock
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.attempts import Attempt, AttemptId
-from tpufleet.model.job.jobs import ENDED_STATES, JobState
+from tpufleet.model.job.jobs import LIVE_STATES, JobState
 from tpufleet.model.tpu import type_lookup
 from tpufleet.policy.recovery import recovery_time
 from tpufleet.service.jobs import queries
@@ -31,7 +31,6 @@ from tpufleet.stores.base import JobQuery, Store
 MAX_JOBS = 500
 # Of two scrapers, the second gets what the first has read.
 CACHE_SECONDS = 5.0
-_LIVE = frozenset(JobState) - ENDED_STATES
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _RECOVERY_BUCKETS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 _COUNTED_BY_THEN = timedelta(minutes=1)
@@ -135,7 +134,7 @@ class _FleetCollector(Collector):
         yield jobs
         yield from self._slices()
         yield from self._control_plane()
-        yield from self._live_jobs(sum(counts.get(state, 0) for state in _LIVE))
+        yield from self._live_jobs(sum(counts.get(state, 0) for state in LIVE_STATES))
         yield from self._running_chips(counts.get(JobState.RUNNING, 0))
 
     def _slices(self) -> Iterable[Metric]:
@@ -200,7 +199,7 @@ class _FleetCollector(Collector):
 
     def _live_jobs(self, live: int) -> Iterable[Metric]:
         rows = queries.job_rows(
-            self._store, self._store.jobs(JobQuery(states=_LIVE, limit=MAX_JOBS))
+            self._store, self._store.jobs(JobQuery(states=LIVE_STATES, limit=MAX_JOBS))
         )
         info = GaugeMetricFamily(
             "tpufleet_job_info",

@@ -28,14 +28,14 @@ from tpufleet.model.api_types import (
     TokenRotation,
     TokenRow,
 )
-from tpufleet.model.job.jobs import Job, JobId
+from tpufleet.model.job.jobs import LIVE_STATES, Job, JobId
 from tpufleet.model.people.notifications import Delivery, NotificationSettings
 from tpufleet.model.people.preferences import Preferences
 from tpufleet.model.people.users import Role, Token, User
 from tpufleet.model.values.durations import MAX_DURATION
 from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.fleet import pool_commands, reservations
-from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext, cancel
+from tpufleet.service.jobs.commands import CommandContext, cancel
 from tpufleet.service.lookups import require_user
 from tpufleet.service.transport import auth
 from tpufleet.stores.base import JobQuery

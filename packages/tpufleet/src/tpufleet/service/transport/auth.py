@@ -117,10 +117,6 @@ def is_slice_token(token: str, secret: bytes, slice_id: SliceId) -> bool:
     return equal(slice_token(secret, slice_id), token)
 
 
-def is_bootstrap_token(token: str, secret: bytes, slice_id: SliceId) -> bool:
-    return equal(bootstrap_token(secret, slice_id), token)
-
-
 def mac(secret: bytes, text: str) -> str:
     return base64url(hmac.digest(secret, text.encode(), "sha256"))
 

@@ -109,10 +109,6 @@ def write_points(session: DatabaseSession, points: Sequence[MetricPoint]) -> Non
         session.run_many(LATEST_METRIC, ordered)
 
 
-def point_keys(points: Sequence[MetricPoint]) -> list[Row]:
-    return [(point.job_id, sql_rows.to_micros(point.at)) for point in points]
-
-
 # Searches.
 
 _COLUMNS = {

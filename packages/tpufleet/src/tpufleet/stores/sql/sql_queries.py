@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from tpufleet.model.job.job_search import MetricTerm
-from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
+from tpufleet.model.job.jobs import ENDED_STATES, LIVE_STATES, Job, JobId
 from tpufleet.stores.records import EventQuery, JobQuery
 from tpufleet.stores.sql import sql_edits, sql_rows
 
 Select = tuple[str, list[Any]]
 
-LIVE_STATES = frozenset(JobState) - ENDED_STATES
 
 SLICES_BETWEEN = (
     "SELECT data FROM slices WHERE gone_at >= ? AND requested_at <= ? ORDER BY requested_at, id"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tpufleet.errors import FleetError, Temporary
 from tpufleet.model.api_types import JobRow, LogLine
 from tpufleet.model.events import Event
-from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.job.jobs import ENDED_STATES, WAITING_STATES, JobId, JobState
 from tpufleet.views.cli.jobs.follow_display import Screen
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 1.0  # progress is polled, because it produces no events
 EXPLAIN_SECONDS = 3.0  # the server looks at the whole queue for it
-WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 LAST_LOGS_SECONDS = 10.0  # how long to wait for log lines after the job has ended
 
 Item = Event | JobRow | LogLine | FleetError | None  # None: the logs of one job are complete

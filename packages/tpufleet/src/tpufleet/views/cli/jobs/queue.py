@@ -9,7 +9,7 @@ import click
 
 from tpufleet.client.fleet import FleetClient
 from tpufleet.model.api_types import JobRow, QueueEntry
-from tpufleet.model.job.jobs import JobState
+from tpufleet.model.job.jobs import WAITING_STATES
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
@@ -17,7 +17,6 @@ from tpufleet.views.cli.output import Cell, example, json_option
 from tpufleet.views.cli.settings.preferences import use_time_zone
 
 Change = Callable[[FleetClient, str], JobRow]
-WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 TITLES = ("QUEUE", "POS", "JOB", "OWNER", "NEEDS", "PRIORITY", "USED", "STARTS", "BECAUSE")
 
 

@@ -152,16 +152,15 @@ def _sections(
     hidden = {"external_ips": False} if internal_ips else {}
     sections: dict[str, Any] = {}
     for section in ("tpu_vm", "compute"):
-        own = [each for each in types if _section_of(each) == section]
+        without_runtime = section == "compute"
+        own = [
+            each for each in types if (type_lookup.find(each).runtime is None) == without_runtime
+        ]
         if own:
             first = {} if sections else common
             last = {} if sections else hidden
             sections[section] = {**first, "zones": _zones(own, zones, ask), **last}
     return sections
-
-
-def _section_of(name: str) -> str:
-    return "compute" if type_lookup.find(name).runtime is None else "tpu_vm"
 
 
 def _zones(types: Sequence[str], zones: tuple[str, ...], ask: bool) -> list[str]:

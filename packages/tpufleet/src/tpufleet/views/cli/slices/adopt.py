@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 import click
@@ -49,14 +49,16 @@ def adopt(node: str, pool: str, zone: str | None, no_ssh: bool) -> None:
     with connection.connect() as client:
         place = _zone(client, node, pool, zone)
         slice_id = client.adopt(node, place, pool)
-        prepared = _wait(client, node, slice_id, PREPARED_WITHIN, _is_prepared)
+        prepared = _wait(
+            client, node, slice_id, PREPARED_WITHIN, set(SliceState) - {SliceState.REQUESTED}
+        )
         if prepared.state is not SliceState.READY:
             if no_ssh:
                 output.print_status(_by_hand(node, place))
             else:
                 output.print_status(f"{node}: prepared; installing the agent with ssh")
                 _install(node, place, prepared.id)
-            prepared = _wait(client, node, slice_id, READY_WITHIN, _is_ready)
+            prepared = _wait(client, node, slice_id, READY_WITHIN, {SliceState.READY})
     kind = short_name(prepared.accelerator)
     output.print_result(
         prepared,
@@ -94,22 +96,14 @@ def _zone(client: FleetClient, node: str, pool: str, zone: str | None) -> str:
     raise BadInput(f"--zone is required: neither {node} nor pool {pool} names one zone")
 
 
-def _is_prepared(row: SliceRow) -> bool:
-    return row.state is not SliceState.REQUESTED
-
-
-def _is_ready(row: SliceRow) -> bool:
-    return row.state is SliceState.READY
-
-
 def _wait(
     client: FleetClient,
     node: str,
     slice_id: SliceId,
     seconds: float,
-    done: Callable[[SliceRow], bool],
+    states: Set[SliceState],
 ) -> SliceRow:
-    """The slice of the node, once it is `done`."""
+    """The slice of the node, once it is in one of these states."""
     deadline, shown = time.monotonic() + seconds, ""
     while True:
         row = client.find_slice(slice_id)
@@ -117,7 +111,7 @@ def _wait(
             raise FleetError(
                 f"{node} was not adopted: {row.reason}\n  next: tpu events slice:{row.id}"
             )
-        if row is not None and done(row):
+        if row is not None and row.state in states:
             return row
         if row is not None and row.reason != shown:
             shown = row.reason
