@@ -260,7 +260,7 @@ def group(
     topology = (policy or {}).get("acceleratorTopology", "")
     model = model_of(properties)
     lifecycle = body.get("instanceLifecyclePolicy") or {}
-    if topology and not bulk:
+    if topology and not bulk and switches.topology_needs_bulk:
         raise invalid("MIGs with TPU accelerator topology require BULK mode in target size policy")
     if topology and machine is None:
         raise invalid("An accelerator topology requires a machine type with TPUs.")

@@ -27,6 +27,7 @@ from tpufleet.providers.compute import error_mapping, naming, requests
 from tpufleet.providers.compute.api import ComputeApi
 from tpufleet.providers.compute.naming import Location
 from tpufleet.providers.compute.quota import QuotaReader
+from tpufleet.providers.compute.reservations import ReservationReader
 from tpufleet.providers.compute.settings import ComputeSettings
 from tpufleet.providers.compute.shared_resources import SharedResources
 from tpufleet.providers.compute.zone_observer import ZoneObserver, ZoneSlice, ZoneView
@@ -68,6 +69,7 @@ class ComputeProvider:
         self._api = ComputeApi(rest, settings.project)
         self._pending = PendingCreations(folder)
         self._shared = SharedResources(self._api, fleet)
+        self._reservations = ReservationReader(self._api, settings.reservation)
         quota = QuotaReader(rest, settings.project)
         self._zones = {
             zone: ZoneObserver(
@@ -158,7 +160,9 @@ class ComputeProvider:
         if accelerator.hosts > 1:
             policy = requests.policy(order.fleet, accelerator.topology)
             self._shared.ensure(location, location.policy(policy["name"]), policy, now)
-        template = requests.template(order, accelerator, self._settings)
+        reserved = order.capacity is Capacity.RESERVED
+        bound = not reserved or self._reservations.binds(location, now)
+        template = requests.template(order, accelerator, self._settings, bound=bound)
         self._shared.ensure(location, location.template(template["name"]), template, now)
         return str(template["name"])
 
