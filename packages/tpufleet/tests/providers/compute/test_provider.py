@@ -250,3 +250,38 @@ def test_a_reservation_that_cannot_be_read_is_taken_for_one_of_calendar_mode(wor
     world.reopen(reservation="projects/other/reservations/held")
     world.provider.request(ordered("a", capacity=Capacity.RESERVED))
     becomes(world, "a", CloudState.UP)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "kind"), [("v5p-32", "instanceGroupManagers"), ("v5p-8", "instances")]
+)
+@pytest.mark.parametrize("restarts", [False, True], ids=["same server", "restarted"])
+def test_a_release_after_a_lost_answer_deletes_what_no_listing_shows(
+    worlds, accelerator, kind, restarts
+):
+    lost = ComputeCallFault(method=f"{kind}.insert", error="lost-answer", calls=(1,))
+    omitted = ComputeCallFault(method=f"{kind}.list", error="omitted")
+    world = worlds(calls=(lost, omitted))
+    with pytest.raises(ProviderUnavailable):
+        world.provider.request(ordered("a", accelerator=accelerator))
+    if restarts:
+        world.reopen()
+    world.provider.release(SliceId("a"), ZONE)
+    world.pass_time(60)
+    assert not any(name.startswith(("groups/", "vms/")) for name in world.left())
+    assert world.calls(f"{kind}.delete") == [f"{kind}.delete"]
+
+
+@pytest.mark.parametrize("kind", ["resourcePolicies", "instanceTemplates"])
+def test_what_slices_share_is_collected_though_nobody_knows_that_it_was_made(worlds, kind):
+    lost = ComputeCallFault(method=f"{kind}.insert", error="lost-answer", calls=(1,))
+    world = worlds(calls=(lost,))
+    with pytest.raises(ProviderUnavailable):
+        world.provider.request(ordered("a"))
+    world.provider.release(SliceId("a"), ZONE)
+    assert world.left(), "made, although the answer was lost"
+    world.reopen()
+    for _ in range(3):
+        world.pass_time(600)
+        world.listed()
+    assert world.left() == []
