@@ -43,6 +43,7 @@ SOURCES = {
     "SPOT": f"{DOCS}/tpu/docs/spot-compute",
     "IMG": f"{DOCS}/tpu/docs/custom-os-image",
     "MODELS": f"{DOCS}/compute/docs/instances/provisioning-models",
+    "RESIZE": f"{DOCS}/compute/docs/instance-groups/about-resize-requests-mig",
     "CONSUME": f"{DOCS}/compute/docs/instances/reservations-consume",
     "BOUND": f"{DOCS}/compute/docs/instances/about-reservation-bound-vms",
     "CAL": "https://cloud.google.com/compute/docs/instances/create-future-reservations-calendar-mode",
@@ -261,6 +262,8 @@ TEMPLATE_ROWS = (
         scheduling={**FLEX, "instance_termination_action": "STOP"}), (400, "DELETE")),
     Row("template: flex-start for at most seven days", "MODELS", lambda w: w.add_template(
         scheduling={**FLEX, "max_run_duration": {"seconds": 7 * 86400 + 1}}), (400, "604800")),
+    Row("template: flex-start for at least ten minutes", "RESIZE", lambda w: w.add_template(
+        scheduling={**FLEX, "max_run_duration": {"seconds": 599}}), (400, "600")),
     Row("template: flex-start for seven days", "MODELS", lambda w: w.add_template(
         scheduling={**FLEX, "max_run_duration": {"seconds": 7 * 86400}})),
     Row("template: flex-start from no reservation", "MODELS", lambda w: w.add_template(

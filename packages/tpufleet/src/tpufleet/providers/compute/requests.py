@@ -155,11 +155,11 @@ def _machine(
 ) -> Json:
     """What instances and templates say in the same way."""
     interface: Json = {"nicType": "GVNIC"}
-    network = settings.network_path or f"projects/{settings.project}/global/networks/default"
-    subnetwork = settings.subnetwork_path(order.zone)
-    interface["network"] = network
-    if subnetwork:
-        interface["subnetwork"] = subnetwork
+    if subnetwork := settings.subnetwork_path(order.zone):
+        interface["subnetwork"] = subnetwork  # of a network that it names itself
+    else:
+        default = f"projects/{settings.project}/global/networks/default"
+        interface["network"] = settings.network_path or default
     if settings.external_ips:
         interface["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
     body: Json = {
@@ -186,7 +186,7 @@ def _scheduling(capacity: Capacity, settings: ComputeSettings, bound: bool) -> J
     if model in _AT_END:
         body["instanceTerminationAction"] = _AT_END[model]
     if capacity is Capacity.QUEUED:
-        seconds = int(settings.max_run_duration.total_seconds())
+        seconds = int(settings.run_duration.total_seconds())
         body["maxRunDuration"] = {"seconds": str(seconds)}
     return body
 
