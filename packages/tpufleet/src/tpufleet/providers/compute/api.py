@@ -53,9 +53,6 @@ class ComputeApi:
         path = f"{location.region_path}/resourcePolicies"
         return self._list(path, f"list resource policies in {location.region}")
 
-    def future_reservations(self, scope: str) -> list[Json]:
-        return self._list(f"{scope}/futureReservations", f"list future reservations in {scope}")
-
     def get(self, path: str) -> Json | None:
         """None if it does not exist."""
         answer = self._rest.get("compute", f"compute/v1/{path}")

@@ -18,7 +18,7 @@ from tpufleet.model.fleet.cloud_slices import CloudState
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.pools import RefusalKind, refusal_kind
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.providers.base import no_capacity_within
+from tpufleet.providers.base import RUN_ENDED, no_capacity_within
 from tpufleet.providers.compute import error_mapping
 
 Json = Mapping[str, Any]
@@ -181,7 +181,7 @@ def _lost(capacity: Capacity, what: str, fenced: bool) -> Observation:
     reasons = {
         Capacity.SPOT: f"preempted: {what} stopped",
         Capacity.ON_DEMAND: f"{what} stopped",
-        Capacity.QUEUED: f"{what} were deleted: the run duration of flex-start is over",
+        Capacity.QUEUED: f"{what} were deleted: {RUN_ENDED}",
         Capacity.RESERVED: f"{what} were deleted: the reservation ended",
     }
     notice = NoticeKind.PREEMPTED if capacity is Capacity.SPOT else None
