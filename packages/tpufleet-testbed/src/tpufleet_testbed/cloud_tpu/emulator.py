@@ -22,6 +22,7 @@ from tpufleet_testbed.cloud_tpu.locations import ZONES, Latencies
 from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer
 from tpufleet_testbed.cloud_tpu.project_api import ProjectApi
 from tpufleet_testbed.cloud_tpu.queued_resources import QueuedResources
+from tpufleet_testbed.cloud_tpu.queued_rest import QueuedRest
 from tpufleet_testbed.cloud_tpu.scheduled_faults import schedule_faults
 from tpufleet_testbed.compute_engine.engine import ComputeEngine
 from tpufleet_testbed.compute_engine.vm_hosts import VmAgents, VmHosts
@@ -61,6 +62,7 @@ class Emulator:
         )
         schedule_faults(self.cloud, plan)
         self.queue = QueuedResources(self.cloud, suspend_whole_gang=suspend_whole_gang)
+        self.project.queued = QueuedRest(self.cloud, self.queue)
         state = self.project.state
         self.cloud.missing = state.missing
         self.service = grpc_service.TpuService(

@@ -16,6 +16,7 @@ from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet_testbed.cloud_tpu import catalog
 from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet_testbed.cloud_tpu.compute_api import ComputeApi
+from tpufleet_testbed.cloud_tpu.queued_rest import QueuedRest
 from tpufleet_testbed.compute_engine import capacity
 from tpufleet_testbed.compute_engine.api_errors import call_error
 from tpufleet_testbed.compute_engine.engine import ComputeEngine
@@ -69,6 +70,7 @@ class ProjectApi:
             is_denied=lambda permission: permission in self.state.denied_permissions,
             missing=self.state.missing,
         )
+        self.queued: QueuedRest | None = None
         schedule_faults(self.tpus.engine)
         self._server = HttpServer(self._answer, ("127.0.0.1", port))
         self.url = self._server.url
@@ -100,6 +102,10 @@ class ProjectApi:
             if reply is not None:
                 return reply
         last = path.rpartition("/")[2]
+        if path.startswith("v2alpha1/") and last == "queuedResources" and self.queued is not None:
+            first = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            parent = path.removeprefix("v2alpha1/").removesuffix(f"/{last}")
+            return self.queued.create(parent, first, body)
         if api == "storage" and path.endswith("/iam/testPermissions"):
             return 200, {"permissions": self._granted(parse_qs(parts.query).get("permissions", []))}
         if path.endswith(":getIamPolicy"):

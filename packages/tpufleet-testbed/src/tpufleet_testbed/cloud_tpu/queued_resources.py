@@ -44,6 +44,7 @@ class QueuedRecord:
     valid_until: datetime | None
     state: Any = QueuedState.ACCEPTED  # a member of QueuedState
     error: ApiError | None = None
+    run_limit: timedelta | None = None  # of its nodes, which are deleted then
     by_user: bool = False
 
     @property
@@ -85,6 +86,7 @@ class QueuedResources:
         request: cloud_tpu.QueuedResource,
         now: datetime,
         request_id: str = "",
+        run_limit: timedelta | None = None,
     ) -> str:
         self._cloud.zone_of(parent)
         if request_id and (parent, request_id) in self._by_request_id:
@@ -108,6 +110,7 @@ class QueuedResources:
             created_at=now,
             valid_from=valid_from,
             valid_until=valid_until,
+            run_limit=run_limit,
         )
         record.wanted = tuple(self._prepare(record, now))
         over = self._cloud.over_quota(record.wanted)
@@ -222,6 +225,10 @@ class QueuedResources:
             ready = [member.state is State.READY for member in self._nodes(record)]
             if all(ready) and len(ready) == len(record.node_names):
                 record.state = QueuedState.ACTIVE
+                if record.run_limit is not None:
+                    self._cloud.schedule(
+                        at + record.run_limit, lambda later: self._end(record, later)
+                    )
 
     def _node_left(self, node: NodeRecord, at: datetime) -> None:
         record = self.records.get(node.queued_resource)
@@ -241,6 +248,16 @@ class QueuedResources:
             elif not alive:
                 record.state = QueuedState.SUSPENDED
                 record.by_user = not reclaimed
+
+    def _end(self, record: QueuedRecord, at: datetime) -> None:
+        """The run duration of flex-start is over."""
+        if self.records.get(record.name) is not record or record.state is not QueuedState.ACTIVE:
+            return
+        record.state = QueuedState.SUSPENDING
+        for node in self._nodes(record):
+            self._cloud.delete(node.name, at, "expired")
+        done = at + self._cloud.latency("deletion", record.name)
+        self._cloud.schedule(done, lambda later: self._suspended(record))
 
     def _suspended(self, record: QueuedRecord) -> None:
         if record.state is QueuedState.SUSPENDING:

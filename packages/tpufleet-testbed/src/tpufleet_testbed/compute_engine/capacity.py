@@ -38,6 +38,13 @@ class Want:
         return path.partition("/reservationBlocks/")[0].rpartition("/")[2]
 
     @property
+    def reserved(self) -> bool:
+        """Whether it uses a reservation by name: with the standard model too."""
+        affinity = self.properties.get("reservationAffinity", {})
+        specific = affinity.get("consumeReservationType") == "SPECIFIC_RESERVATION"
+        return specific and self.model in ("STANDARD", "RESERVATION_BOUND")
+
+    @property
     def texts(self) -> dict[str, str]:
         return {
             "project": self.project, "zone": self.zone, "region": catalog.region_of(self.zone),
@@ -79,7 +86,7 @@ def unusable(want: Want) -> ErrorBody | None:
 def quota_verdict(want: Want, limits: Iterable[QuotaLimit], vms: Iterable[Vm]) -> Verdict:
     """Flex-start uses preemptible quota, or standard quota where there is none of the former; short
     of both it waits, as for stock."""
-    if want.model == "RESERVATION_BOUND":
+    if want.reserved:
         return Verdict()
     limits, vms = list(limits), list(vms)
     kinds = {

@@ -160,7 +160,7 @@ class ComputeEngine:
             machine=want.machine,
             model=want.model,
             created_at=now,
-            reservation=want.reservation if want.model == "RESERVATION_BOUND" else "",
+            reservation=want.reservation if want.reserved else "",
         )
 
     def _boot(self, vm: Vm, now: datetime) -> None:
@@ -643,7 +643,7 @@ class ComputeEngine:
     def verdict(self, want: Want) -> Verdict:
         if error := capacity.unusable(want):
             return Verdict(error=error)
-        if want.model == "RESERVATION_BOUND":
+        if want.reserved:
             return Verdict(error=self.reservations.refusal(want))
         verdict = capacity.quota_verdict(want, self.quota, self.vms.values())
         if not verdict.granted or self._in_stock(want):

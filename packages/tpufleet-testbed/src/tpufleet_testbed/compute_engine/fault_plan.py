@@ -65,7 +65,8 @@ class QuotaLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservedCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """A reservation that exists from the start, or starts and ends later."""
+    """A reservation that exists from the start, or starts later. One that ends is of calendar
+    mode."""
 
     name: str
     zone: str
@@ -80,6 +81,12 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
 
     # Models that bulk mode takes; documents disagree.
     bulk_models: tuple[Model, ...] = ("STANDARD", "SPOT", "FLEX_START", "RESERVATION_BOUND")
+    # Whether a topology requires bulk mode: a guide of 2026-04 has one without it, and three months
+    # later that was refused.
+    topology_needs_bulk: bool = True
+    # Whether VMs that are bound to it can use a reservation that is not of calendar mode: the page
+    # of TPUs shows no other model, that of the model excludes it.
+    bound_to_any_reservation: bool = True
     # When a topology that the machine type cannot have, or that does not match the target size, is
     # refused: by the insert of the group, or later for each VM.
     bad_topology: Literal["call", "vm"] = "vm"

@@ -17,7 +17,7 @@ from tpufleet_testbed.compute_engine.api_errors import (
     required,
 )
 from tpufleet_testbed.compute_engine.capacity import Want
-from tpufleet_testbed.compute_engine.fault_plan import ComputeFaultPlan
+from tpufleet_testbed.compute_engine.fault_plan import ComputeFaultPlan, Switches
 from tpufleet_testbed.compute_engine.operations import timestamp
 from tpufleet_testbed.compute_engine.records import Vm
 from tpufleet_testbed.compute_engine.views import link
@@ -29,6 +29,7 @@ class Engine(Protocol):
 
     clock: Clock
     plan: ComputeFaultPlan
+    switches: Switches
     started_at: datetime
     vms: dict[tuple[str, str], Vm]
 
@@ -68,14 +69,18 @@ class Reservations:
         self.future: dict[tuple[str, str], FutureReservation] = {}
         start = engine.started_at
         for each in engine.plan.reservations:
-            until = None if each.until is None else start + each.until
-            self._add(
-                Reservation(
-                    name=each.name, zone=each.zone, project="", number=engine.number(),
-                    machine=each.machine, vms=each.vms, starts_at=start + each.after,
-                    ends_at=until,
-                )
+            reservation = Reservation(
+                name=each.name, zone=each.zone, project="", number=engine.number(),
+                machine=each.machine, vms=each.vms, starts_at=start + each.after,
             )  # fmt: skip
+            if each.until is not None:
+                reservation.ends_at, reservation.calendar = start + each.until, each.name
+                self.future[each.zone, each.name] = FutureReservation(
+                    name=each.name, zone=each.zone, project="", number=engine.number(),
+                    body={"name": each.name, "reservationMode": "CALENDAR"},
+                    reservation=reservation, created_at=start,
+                )  # fmt: skip
+            self._add(reservation)
 
     def _add(self, reservation: Reservation) -> None:
         self.known[reservation.zone, reservation.name] = reservation
@@ -105,7 +110,11 @@ class Reservations:
             return operation_error("reservation-missing", **want.texts)
         if self._engine.clock.now() < found.starts_at:
             return operation_error("reservation-not-ready", **want.texts)
-        if found.machine != want.machine.name:
+        bound = want.model == "RESERVATION_BOUND"
+        fits = (
+            bound if found.calendar else not bound or self._engine.switches.bound_to_any_reservation
+        )
+        if found.machine != want.machine.name or not fits:
             return operation_error("reservation-mismatch", **want.texts)
         if len(self._users(found)) + want.count > found.vms:
             return operation_error("reservation-full", **want.texts)

@@ -216,9 +216,8 @@ def scheduling(properties: Mapping[str, Any], field: str) -> None:
         raise invalid("Scheduling.automaticRestart cannot be true for Spot VMs.")
     seconds = (found.get("maxRunDuration") or {}).get("seconds")
     if seconds is not None:
-        shortest, longest = _DURATION
-        if model == "FLEX_START":
-            longest = catalog.LIMITS["flex_run_duration"]
+        flex = model == "FLEX_START"
+        shortest, longest = catalog.LIMITS["flex_run_duration"] if flex else _DURATION
         if not shortest <= int(seconds) <= longest:
             raise invalid_field(
                 f"{field}.maxRunDuration", f"{seconds}s", f"{shortest} to {longest} seconds."
@@ -260,7 +259,7 @@ def group(
     topology = (policy or {}).get("acceleratorTopology", "")
     model = model_of(properties)
     lifecycle = body.get("instanceLifecyclePolicy") or {}
-    if topology and not bulk:
+    if topology and not bulk and switches.topology_needs_bulk:
         raise invalid("MIGs with TPU accelerator topology require BULK mode in target size policy")
     if topology and machine is None:
         raise invalid("An accelerator topology requires a machine type with TPUs.")

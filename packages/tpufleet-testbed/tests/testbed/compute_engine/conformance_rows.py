@@ -43,6 +43,9 @@ SOURCES = {
     "SPOT": f"{DOCS}/tpu/docs/spot-compute",
     "IMG": f"{DOCS}/tpu/docs/custom-os-image",
     "MODELS": f"{DOCS}/compute/docs/instances/provisioning-models",
+    "RESIZE": f"{DOCS}/compute/docs/instance-groups/about-resize-requests-mig",
+    "CONSUME": f"{DOCS}/compute/docs/instances/reservations-consume",
+    "BOUND": f"{DOCS}/compute/docs/instances/about-reservation-bound-vms",
     "CAL": "https://cloud.google.com/compute/docs/instances/create-future-reservations-calendar-mode",
     "MN": "https://cloud.google.com/tpu/docs/view-maintenance-notifications",
     "MS": "https://cloud.google.com/tpu/docs/manually-start-maintenance",
@@ -259,6 +262,8 @@ TEMPLATE_ROWS = (
         scheduling={**FLEX, "instance_termination_action": "STOP"}), (400, "DELETE")),
     Row("template: flex-start for at most seven days", "MODELS", lambda w: w.add_template(
         scheduling={**FLEX, "max_run_duration": {"seconds": 7 * 86400 + 1}}), (400, "604800")),
+    Row("template: flex-start for at least ten minutes", "RESIZE", lambda w: w.add_template(
+        scheduling={**FLEX, "max_run_duration": {"seconds": 599}}), (400, "600")),
     Row("template: flex-start for seven days", "MODELS", lambda w: w.add_template(
         scheduling={**FLEX, "max_run_duration": {"seconds": 7 * 86400}})),
     Row("template: flex-start from no reservation", "MODELS", lambda w: w.add_template(
@@ -750,6 +755,11 @@ RESERVATION_ROWS = (
     Row("reservation: beside the stock", "RSV", lambda w: (
         without(stock=0)(w), reserved(4)(w), w.prepare(**bound()), w.add_group(), w.advance(LONG),
         w.topology())[5], lambda state: state == "ACTIVE"),
+    Row("reservation: with the standard model", "CONSUME", lambda w: (
+        without(quota=0)(w), reserved(4)(w), w.prepare(reservation_affinity=affinity("res")),
+        w.add_group(), w.advance(LONG),
+        w.Reservations.get(project=PROJECT, zone=ZONE, reservation="res"))[5],
+        lambda found: found.specific_reservation.in_use_count == 4),
     Row("reservation: without a count", "REST", reserved(0), (400, "count")),
     Row("reservation: of a machine that the zone lacks", "REST",
         reserved(4, machine="tpu7x-standard-4t"), (400, "machineType")),
@@ -771,6 +781,10 @@ RESERVATION_ROWS = (
         calendar(days=1)(w), w.prepare(**bound("cal-res")), w.add_group(), w.advance(2 * LONG),
         w.topology(), w.advance(2 * 86400), w.vms(), w.counts())[4::2],
         lambda found: found == ("ACTIVE", [])),
+    Row("calendar: not with the standard model", "BOUND", lambda w: (
+        calendar()(w), w.advance(LONG + 1), w.prepare(reservation_affinity=affinity("cal-res")),
+        w.add_group(), w.advance(120), w.last_error().message)[5],
+        lambda text: "is incorrect for the requested resources" in text),
     Row("calendar: cannot be cancelled", "CAL", lambda w: (
         calendar()(w), w.FutureReservations.cancel_unary(
             project=PROJECT, zone=ZONE, future_reservation="cal")), (400, "cannot be changed")),

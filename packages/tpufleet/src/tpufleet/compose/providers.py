@@ -234,12 +234,8 @@ def tpu_vm_settings(settings: Config) -> TpuVmSettings:
 def google_rest(settings: TpuVmSettings) -> GoogleRest:
     """Of Google Cloud, or of the emulator that the settings name."""
     with _tpu_vm_client():
-        from tpufleet.providers.tpu_vm import fault_injection
-        from tpufleet.providers.tpu_vm.google_rest import GoogleRest
-    root = ""
-    if settings.emulated:
-        root = json.loads(fault_injection.call_admin(settings.endpoint, "ProjectApi"))["url"]
-    return GoogleRest(root, settings.project)
+        from tpufleet.providers.tpu_vm import api
+    return api.connect_rest(settings.endpoint, settings.project)
 
 
 def _tpu_vm_client() -> contextlib.AbstractContextManager[None]:

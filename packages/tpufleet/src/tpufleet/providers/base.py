@@ -71,6 +71,9 @@ def no_capacity_within(age: timedelta) -> str:
     return f"no capacity within {int(age.total_seconds())} s"
 
 
+RUN_ENDED = "the run duration of flex-start is over"
+
+
 def refuse_adoption(order: Order, provider: str) -> None:
     """For providers without nodes that people make."""
     if order.node:

@@ -44,6 +44,8 @@ def coded(code: str, message: str = "it failed") -> dict[str, Any]:
         (coded("CONDITION_NOT_MET", "Unsupported TPU configuration"), BadRequest),
         (coded("CONDITION_NOT_MET", "Constraint constraints/compute.vmExternalIpAccess violated "
                "for project 7"), PermissionMissing),
+        (coded("SERVICE_UNAVAILABLE"), ProviderUnavailable),
+        (coded("BACKEND_ERROR"), ProviderUnavailable),
         (coded("INVALID", "Specified reservations [r] do not exist."), BadRequest),
         (coded("INVALID", "Specified reservation r does not have available resources for the "
                "request."), NoCapacity),
@@ -94,6 +96,8 @@ def answer(status: int, reason: str = "", message: str = "it failed") -> Answer:
         (answer(400, "invalid"), BadRequest, ""),
         (answer(404, "notFound"), BadRequest, "check the project, the zone"),
         (answer(503), ProviderUnavailable, ""),
+        (answer(503, "resourcePoolExhausted", "The zone z does not have enough resources available "
+                "to fulfill the request."), NoCapacity, ""),
     ],
     ids=lambda value: str(value.status) if isinstance(value, Answer) else None,
 )  # fmt: skip

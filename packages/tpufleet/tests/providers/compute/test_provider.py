@@ -106,6 +106,18 @@ def test_a_zone_that_refuses_bulk_mode_for_spot_is_asked_without_it_once(worlds)
     becomes(world, "c", CloudState.UP)
 
 
+def test_a_group_that_gets_only_some_of_its_vms_one_by_one_is_refused_and_deleted(worlds):
+    world = worlds(switches=Switches(bulk_models=(), topology_needs_bulk=False))
+    world.limit(2)
+    world.provider.request(ordered("a"))
+    refused = becomes(world, "a", CloudState.REFUSED)
+    assert refused.refusal is RefusalKind.CAPACITY and not refused.fenced
+    assert "does not have enough resources" in refused.message
+    world.provider.release(SliceId("a"), ZONE)
+    world.pass_time(60)
+    assert world.listed() == {} and not world.engine.ledger.running()
+
+
 def test_flex_start_waits_in_its_queue_until_there_is_capacity(worlds):
     world = worlds()
     world.limit(2)
@@ -210,3 +222,66 @@ def test_hosts_that_do_not_connect_tell_why_through_guest_attributes(worlds):
     found = becomes(world, "a", CloudState.UP)
     assert sorted(report.host for report in found.bootstrap) == [0, 1, 2, 3]
     assert {report.message for report in found.bootstrap} == {"connection refused"}
+
+
+@pytest.mark.parametrize(
+    ("until", "model"), [(None, "STANDARD"), (timedelta(hours=2), "RESERVATION_BOUND")]
+)
+def test_vms_are_bound_to_a_reservation_of_calendar_mode_and_to_no_other(worlds, until, model):
+    """The emulator refuses both the other way round, as the page of the model says."""
+    held = ReservedCapacity(name="held", zone=ZONE, machine="ct5p-hightpu-4t", vms=4, until=until)
+    world = worlds(reservations=(held,), switches=Switches(bound_to_any_reservation=False))
+    world.reopen(reservation="held")
+    world.provider.request(ordered("a", capacity=Capacity.RESERVED))
+    becomes(world, "a", CloudState.UP)
+    [template] = [
+        body for method, _, body in world.emulator.project.tpus.requests
+        if method == "instanceTemplates.insert"
+    ]  # fmt: skip
+    assert template["properties"]["scheduling"]["provisioningModel"] == model
+    affinity = template["properties"]["reservationAffinity"]
+    assert affinity["consumeReservationType"] == "SPECIFIC_RESERVATION"
+
+
+def test_a_reservation_that_cannot_be_read_is_taken_for_one_of_calendar_mode(worlds):
+    denied = ComputeCallFault(method="reservations.get", error="forbidden")
+    held = ReservedCapacity(name="held", zone=ZONE, machine="ct5p-hightpu-4t", vms=4)
+    world = worlds(reservations=(held,), calls=(denied,))
+    world.reopen(reservation="projects/other/reservations/held")
+    world.provider.request(ordered("a", capacity=Capacity.RESERVED))
+    becomes(world, "a", CloudState.UP)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "kind"), [("v5p-32", "instanceGroupManagers"), ("v5p-8", "instances")]
+)
+@pytest.mark.parametrize("restarts", [False, True], ids=["same server", "restarted"])
+def test_a_release_after_a_lost_answer_deletes_what_no_listing_shows(
+    worlds, accelerator, kind, restarts
+):
+    lost = ComputeCallFault(method=f"{kind}.insert", error="lost-answer", calls=(1,))
+    omitted = ComputeCallFault(method=f"{kind}.list", error="omitted")
+    world = worlds(calls=(lost, omitted))
+    with pytest.raises(ProviderUnavailable):
+        world.provider.request(ordered("a", accelerator=accelerator))
+    if restarts:
+        world.reopen()
+    world.provider.release(SliceId("a"), ZONE)
+    world.pass_time(60)
+    assert not any(name.startswith(("groups/", "vms/")) for name in world.left())
+    assert world.calls(f"{kind}.delete") == [f"{kind}.delete"]
+
+
+@pytest.mark.parametrize("kind", ["resourcePolicies", "instanceTemplates"])
+def test_what_slices_share_is_collected_though_nobody_knows_that_it_was_made(worlds, kind):
+    lost = ComputeCallFault(method=f"{kind}.insert", error="lost-answer", calls=(1,))
+    world = worlds(calls=(lost,))
+    with pytest.raises(ProviderUnavailable):
+        world.provider.request(ordered("a"))
+    world.provider.release(SliceId("a"), ZONE)
+    assert world.left(), "made, although the answer was lost"
+    world.reopen()
+    for _ in range(3):
+        world.pass_time(600)
+        world.listed()
+    assert world.left() == []

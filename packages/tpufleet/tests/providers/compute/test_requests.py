@@ -123,6 +123,16 @@ def test_hosts_have_a_scope_for_storage_and_no_external_address_where_none_is_wa
     assert "accessConfigs" in template()["properties"]["networkInterfaces"][0]
 
 
+def test_a_subnetwork_names_its_network_itself():
+    """Google refuses a network that is not that of the subnetwork."""
+    own = replace(SETTINGS, subnetwork=("projects/host/regions/us-central1/subnetworks/tpus",))
+    [interface] = template(settings=own)["properties"]["networkInterfaces"]
+    assert interface["subnetwork"] == "projects/host/regions/us-central1/subnetworks/tpus"
+    assert "network" not in interface
+    [interface] = template()["properties"]["networkInterfaces"]
+    assert interface["network"] == "projects/my-project/global/networks/default"
+
+
 def test_slices_of_one_configuration_share_a_template_and_others_do_not():
     one, same = template(), requests.template(
         ordered("tpu7x-64", "other-0"), find("tpu7x-64"), SETTINGS
@@ -188,8 +198,9 @@ def test_reserved_capacity_without_a_reservation_is_refused():
 
 
 def test_settings_are_checked():
-    with pytest.raises(BadInput, match="7 days at most"):
-        parse({"project": "my-project", "zones": [ZONE], "max_run_duration": "8d"})
+    for outside in ("8d", "9m"):
+        with pytest.raises(BadInput, match="from 10m to 7d"):
+            parse({"project": "my-project", "zones": [ZONE], "max_run_duration": outside})
     with pytest.raises(BadInput, match="is not a reservation"):
         parse({"project": "my-project", "zones": [ZONE], "reservation": "a/b"})
     settings = parse({"project": "my-project", "zones": [ZONE], "max_run_duration": "12h"})

@@ -75,6 +75,8 @@ UP = vms(*["RUNNING"] * 4)
         (group(), UP[1:], Capacity.ON_DEMAND, CloudState.FAILED, "1 of its 4 VMs stopped"),
         (group(), [], FLEX, CloudState.PREEMPTED, "run duration of flex-start is over"),
         (group(), [], Capacity.RESERVED, CloudState.PREEMPTED, "the reservation ended"),
+        (group(), [{**vm, "scheduling": {"provisioningModel": "STANDARD"}} for vm in UP[1:]],
+         Capacity.RESERVED, CloudState.FAILED, "1 of its 4 VMs stopped"),
         (group(currentActions={"deleting": 4}), UP, SPOT, CloudState.STOPPING, "deleting"),
     ],
 )  # fmt: skip
@@ -115,6 +117,18 @@ def test_a_group_without_bulk_mode_says_so_while_it_waits():
     plain = group(targetSizePolicy={"mode": "INDIVIDUAL"}, currentActions={"creating": 4})
     assert seen(plain).state is CloudState.PENDING
     assert "refuses bulk mode" in seen(plain).message
+
+
+@pytest.mark.parametrize("error", [(), (STOCKOUT,)], ids=["only time passes", "stockout"])
+def test_a_group_without_bulk_mode_that_gets_some_of_its_vms_does_not_wait_for_ever(error):
+    """What it has is paid for meanwhile."""
+    partly = {"targetSizePolicy": {}, "currentActions": {"creating": 2}}
+    some = vms("RUNNING", "STAGING")
+    assert seen(group(**partly), some).state is CloudState.CREATING
+    found = seen(group(**partly, age=5 if error else 1801), some, errors=error)
+    assert (found.state, found.fenced) == (CloudState.REFUSED, False)
+    assert states.needs_errors(group(**partly), some)
+    assert seen(group(**partly, age=1801), vms(*["STAGING"] * 4)).state is CloudState.CREATING
 
 
 def test_machines_are_known_to_be_stopped_only_when_all_are():

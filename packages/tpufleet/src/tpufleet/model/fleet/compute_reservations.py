@@ -19,7 +19,7 @@ BLOCK_LABEL = "cloud.google.com/reservation-blocks"
 SUB_BLOCK_LABEL = "cloud.google.com/reservation-subblocks"
 
 _PATH = re.compile(
-    r"(?:projects/(?P<project>[^/]+)/(?:zones/[^/]+/)?reservations/)?(?P<name>[^/]+)"
+    r"(?:projects/(?P<project>[^/]+)/(?:(?:zones|locations)/[^/]+/)?reservations/)?(?P<name>[^/]+)"
     r"(?:/reservationBlocks/(?P<block>[^/]+)(?:/reservationSubBlocks/(?P<sub_block>[^/]+))?)?"
 )
 

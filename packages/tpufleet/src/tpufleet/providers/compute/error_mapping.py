@@ -44,6 +44,7 @@ _NO_BULK = re.compile(
 # Whatever the code, and however long one waits.
 _PERMANENT_TEXT = re.compile(r"not compatible|unsupported TPU configuration", re.IGNORECASE)
 _RATE_CODES = re.compile(r"RATE_LIMIT|RATE_EXCEEDED|CONCURRENT_OPERATIONS", re.IGNORECASE)
+_PASSING_CODES = ("SERVICE_UNAVAILABLE", "BACKEND_ERROR", "TIMEOUT")
 _RATE_REASONS = ("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED")
 _BUSY_REASONS = ("resourceNotReady", "conditionNotMet", "resourceInUseByAnotherResource")
 _DISABLED_REASONS = ("accessNotConfigured", "SERVICE_DISABLED", "API_DISABLED")
@@ -66,12 +67,12 @@ def of_answer(answer: Answer, action: str, project: str) -> ProviderError:
         )
     if answer.status == 403:
         return PermissionMissing(f"{text}; grant {ROLES} on the project: `tpu init check`")
+    if _CAPACITY_TEXT.search(answer.message):
+        return NoCapacity(text)
     if answer.status >= 500:
         return ProviderUnavailable(text)
     if answer.status in (409, 412) or any(reason in _BUSY_REASONS for reason in found):
         return ProviderBusy(text)
-    if _CAPACITY_TEXT.search(text):
-        return NoCapacity(text)
     hint = "; check the project, the zone, the network and the image" if answer.missing else ""
     return BadRequest(f"{text}{hint}")
 
@@ -95,6 +96,8 @@ def _of_error(error: Mapping[str, Any], action: str) -> ProviderError:
     text = f"{action}: {message or code}"
     if _RATE_CODES.search(code) or code in _RATE_REASONS:
         return RateLimited(text)
+    if code in _PASSING_CODES:
+        return ProviderUnavailable(text)
     if _PERMANENT_TEXT.search(message):
         return BadRequest(text)
     if "QUOTA" in code:

@@ -34,6 +34,7 @@ from tpufleet.providers.tpu_vm import naming as metadata_keys
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
 from tpufleet.providers.tpu_vm.rate_limit import ZoneRateLimit
+from tpufleet.providers.tpu_vm.reservations import ReservationReader
 from tpufleet.providers.tpu_vm.zone_listings import MIN_WAIT, ZoneListings
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class ComputeProvider:
         self._api = ComputeApi(rest, settings.project)
         self._pending = PendingCreations(folder)
         self._shared = SharedResources(self._api, fleet)
+        self._reservations = ReservationReader(lambda: rest, settings.project, settings.reservation)
         quota = QuotaReader(rest, settings.project)
         self._zones = {
             zone: ZoneObserver(
@@ -158,7 +160,10 @@ class ComputeProvider:
         if accelerator.hosts > 1:
             policy = requests.policy(order.fleet, accelerator.topology)
             self._shared.ensure(location, location.policy(policy["name"]), policy, now)
-        template = requests.template(order, accelerator, self._settings)
+        reserved = order.capacity is Capacity.RESERVED
+        # One that cannot be read is taken for one that binds, as on Google's page of TPUs.
+        bound = not reserved or self._reservations.binds(order.zone, now) is not False
+        template = requests.template(order, accelerator, self._settings, bound=bound)
         self._shared.ensure(location, location.template(template["name"]), template, now)
         return str(template["name"])
 

@@ -33,15 +33,16 @@ MACHINES = frozenset(
      "tpu7x-standard-4t"}
 )  # fmt: skip
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
+STANDARD = "STANDARD"
 _MODELS = {
     Capacity.SPOT: "SPOT",
-    Capacity.ON_DEMAND: "STANDARD",
+    Capacity.ON_DEMAND: STANDARD,
     Capacity.QUEUED: "FLEX_START",
     Capacity.RESERVED: "RESERVATION_BOUND",
 }
-# Google requires it for flex-start, and for groups that are bound to a reservation. A preempted VM
-# that is only stopped tells that it was preempted.
-_DELETED_AT_END = (Capacity.QUEUED, Capacity.RESERVED)
+# Google requires DELETE for flex-start, and for groups that are bound to a reservation. A preempted
+# VM that is only stopped tells that it was preempted.
+_AT_END = {"SPOT": "STOP", "FLEX_START": "DELETE", "RESERVATION_BOUND": "DELETE"}
 
 Json = dict[str, Any]
 
@@ -69,7 +70,7 @@ def validate(order: Order, settings: ComputeSettings) -> Accelerator:
 
 
 def uses_group(accelerator: Accelerator, capacity: Capacity) -> bool:
-    return accelerator.hosts > 1 or capacity in _DELETED_AT_END
+    return accelerator.hosts > 1 or capacity in (Capacity.QUEUED, Capacity.RESERVED)
 
 
 def policy(fleet: str, topology: str) -> Json:
@@ -84,10 +85,13 @@ def policy(fleet: str, topology: str) -> Json:
     }
 
 
-def template(order: Order, accelerator: Accelerator, settings: ComputeSettings) -> Json:
-    """Without what differs between slices, which is part of the group."""
+def template(
+    order: Order, accelerator: Accelerator, settings: ComputeSettings, *, bound: bool = True
+) -> Json:
+    """Without what differs between slices, which is part of the group. `bound`: whether reserved
+    VMs are bound to their reservation."""
     properties = {
-        **_machine(order, accelerator, settings),
+        **_machine(order, accelerator, settings, bound),
         "machineType": accelerator.machine_type,
         "disks": [_boot_disk(accelerator, settings, "")],
         "labels": {naming.FLEET: metadata_keys.label_value(order.fleet)},
@@ -146,14 +150,16 @@ def instance(
     }
 
 
-def _machine(order: Order, accelerator: Accelerator, settings: ComputeSettings) -> Json:
+def _machine(
+    order: Order, accelerator: Accelerator, settings: ComputeSettings, bound: bool = True
+) -> Json:
     """What instances and templates say in the same way."""
     interface: Json = {"nicType": "GVNIC"}
-    network = settings.network_path or f"projects/{settings.project}/global/networks/default"
-    subnetwork = settings.subnetwork_path(order.zone)
-    interface["network"] = network
-    if subnetwork:
-        interface["subnetwork"] = subnetwork
+    if subnetwork := settings.subnetwork_path(order.zone):
+        interface["subnetwork"] = subnetwork  # of a network that it names itself
+    else:
+        default = f"projects/{settings.project}/global/networks/default"
+        interface["network"] = settings.network_path or default
     if settings.external_ips:
         interface["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
     body: Json = {
@@ -161,7 +167,7 @@ def _machine(order: Order, accelerator: Accelerator, settings: ComputeSettings) 
         "serviceAccounts": [
             {"email": settings.service_account or "default", "scopes": [CLOUD_PLATFORM]}
         ],
-        "scheduling": _scheduling(order.capacity, settings),
+        "scheduling": _scheduling(order.capacity, settings, bound),
         "reservationAffinity": _affinity(order.capacity, settings),
     }
     if settings.tags:
@@ -169,18 +175,18 @@ def _machine(order: Order, accelerator: Accelerator, settings: ComputeSettings) 
     return body
 
 
-def _scheduling(capacity: Capacity, settings: ComputeSettings) -> Json:
+def _scheduling(capacity: Capacity, settings: ComputeSettings, bound: bool) -> Json:
     """TPUs cannot migrate: onHostMaintenance is always TERMINATE."""
+    model = _MODELS[capacity] if bound or capacity is not Capacity.RESERVED else STANDARD
     body: Json = {
-        "provisioningModel": _MODELS[capacity],
+        "provisioningModel": model,
         "onHostMaintenance": "TERMINATE",
-        "automaticRestart": capacity is Capacity.ON_DEMAND,
+        "automaticRestart": model == STANDARD,
     }
-    if capacity is not Capacity.ON_DEMAND:
-        deleted = capacity in _DELETED_AT_END
-        body["instanceTerminationAction"] = "DELETE" if deleted else "STOP"
+    if model in _AT_END:
+        body["instanceTerminationAction"] = _AT_END[model]
     if capacity is Capacity.QUEUED:
-        seconds = int(settings.max_run_duration.total_seconds())
+        seconds = int(settings.run_duration.total_seconds())
         body["maxRunDuration"] = {"seconds": str(seconds)}
     return body
 

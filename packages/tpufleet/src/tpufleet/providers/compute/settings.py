@@ -12,8 +12,7 @@ from tpufleet import schema
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet import compute_reservations
 from tpufleet.model.tpu import type_lookup
-from tpufleet.model.values import durations
-from tpufleet.providers.tpu_vm.settings import GoogleSettings
+from tpufleet.providers.tpu_vm.settings import FLEX_START_LIMITS, GoogleSettings
 
 # Of accelerator images; Google replaces their builds about weekly
 # (cloud.google.com/tpu/docs/tpu-os-images).
@@ -23,9 +22,6 @@ IMAGES = {
     "v6e": f"{IMAGE_PROJECT}/ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e",
     "tpu7x": f"{IMAGE_PROJECT}/ubuntu-accel-2404-amd64-tpu-tpu7x",
 }
-# cloud.google.com/tpu/docs/request-using-flex-start
-MAX_RUN_DURATION = timedelta(days=7)
-
 _Image = Annotated[
     str,
     schema.text(
@@ -43,8 +39,6 @@ class ComputeSettings(GoogleSettings, frozen=True, kw_only=True):
     # By generation, instead of Google's.
     images: dict[type_lookup.Generation, _Image] = {}
     disk_gb: Annotated[int, Meta(ge=10, le=65536)] = 100  # boot disk; Google's images have 10
-    # Of a slice whose capacity is `queued`; it is deleted then.
-    max_run_duration: Annotated[timedelta, durations.within(60)] = MAX_RUN_DURATION
     # Root URL of an emulator; empty: Google's API.
     endpoint: Annotated[
         str, schema.text("URL", r"(http://[^\s/]+:[0-9]{1,5})?", example="http://127.0.0.1:8491")
@@ -54,10 +48,12 @@ class ComputeSettings(GoogleSettings, frozen=True, kw_only=True):
     def emulated(self) -> bool:
         return bool(self.endpoint)
 
+    @property
+    def run_duration(self) -> timedelta:
+        return self.max_run_duration or FLEX_START_LIMITS[1]
+
     def check(self) -> Iterator[tuple[str, str]]:
         yield from super().check()
-        if self.max_run_duration > MAX_RUN_DURATION:
-            yield "max_run_duration", "flex-start runs for 7 days at most"
         try:
             if self.reservation:
                 compute_reservations.parse(self.reservation)

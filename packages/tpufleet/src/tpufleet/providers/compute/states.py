@@ -18,7 +18,7 @@ from tpufleet.model.fleet.cloud_slices import CloudState
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.pools import RefusalKind, refusal_kind
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.providers.base import no_capacity_within
+from tpufleet.providers.base import RUN_ENDED, no_capacity_within
 from tpufleet.providers.compute import error_mapping
 
 Json = Mapping[str, Any]
@@ -44,6 +44,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_instance(instance: Json, capacity: Capacity) -> Observation:
+    capacity = _ended_by([instance], capacity)
     status = str(instance.get("status", ""))
     if status == RUNNING:
         return _up([instance])
@@ -67,6 +68,7 @@ def of_group(
 ) -> Observation:
     """`errors`: what delays the VMs, apart from the group's own. `patience`: how long it may wait
     for capacity before that counts as refused."""
+    capacity = _ended_by(instances, capacity)
     status: Json = group.get("status", {})
     size = int(group.get("targetSize", 0))
     found = [str(instance.get("status", "")) for instance in instances]
@@ -82,10 +84,15 @@ def of_group(
     if ready == size and (not _has_policy(group) or topology.get("state") == "ACTIVE"):
         return _up(instances)
     if _waits(group):
-        if any(each == RUNNING or each in COMING for each in found):
-            return Observation(state=CloudState.CREATING, message=f"{ready} of {size} VMs run")
+        some = any(each == RUNNING or each in COMING for each in found)
+        coming = Observation(state=CloudState.CREATING, message=f"{ready} of {size} VMs run")
+        if some and (_is_bulk(group) or len(found) == size):
+            return coming
         seen = _waiting(status, errors, capacity, patience, age)
-        if (group.get("targetSizePolicy") or {}).get("mode") != "BULK":
+        if some:  # the others may never come, and these cost meanwhile
+            waits = seen.state is CloudState.PENDING
+            seen = coming if waits else replace(seen, fenced=False)
+        if not _is_bulk(group):
             one_by_one = "; the zone refuses bulk mode: VMs are created one by one"
             seen = replace(seen, message=seen.message + one_by_one)
         return seen
@@ -116,12 +123,9 @@ def of_error(error: ProviderError) -> Observation:
 
 def needs_errors(group: Json, instances: Sequence[Json]) -> bool:
     """Whether the group waits, and does not say for what."""
-    status: Json = group.get("status", {})
-    return (
-        _waits(group)
-        and not _progress_errors(status)
-        and not any(instance.get("status") == RUNNING for instance in instances)
-    )
+    running = any(instance.get("status") == RUNNING for instance in instances)
+    told = bool(_progress_errors(group.get("status", {}))) or (running and _is_bulk(group))
+    return _waits(group) and not told
 
 
 def moment(text: Any, default: datetime) -> datetime:
@@ -164,12 +168,20 @@ def _noticed() -> Observation:
     return Observation(state=CloudState.UP, notice=NoticeKind.PREEMPTED, message="being preempted")
 
 
+def _ended_by(instances: Sequence[Json], capacity: Capacity) -> Capacity:
+    """VMs that are not bound to their reservation do not end with it: they are like others of
+    on-demand capacity."""
+    models = {(each.get("scheduling") or {}).get("provisioningModel") for each in instances}
+    unbound = capacity is Capacity.RESERVED and "STANDARD" in models
+    return Capacity.ON_DEMAND if unbound else capacity
+
+
 def _lost(capacity: Capacity, what: str, fenced: bool) -> Observation:
     state = CloudState.FAILED if capacity is Capacity.ON_DEMAND else CloudState.PREEMPTED
     reasons = {
         Capacity.SPOT: f"preempted: {what} stopped",
         Capacity.ON_DEMAND: f"{what} stopped",
-        Capacity.QUEUED: f"{what} were deleted: the run duration of flex-start is over",
+        Capacity.QUEUED: f"{what} were deleted: {RUN_ENDED}",
         Capacity.RESERVED: f"{what} were deleted: the reservation ended",
     }
     notice = NoticeKind.PREEMPTED if capacity is Capacity.SPOT else None
@@ -181,6 +193,10 @@ def _waits(group: Json) -> bool:
     bulk: Json = (group.get("status") or {}).get("bulkInstanceOperation") or {}
     creating = _count(group, "creating") + _count(group, "creatingWithoutRetries")
     return bool(bulk.get("inProgress")) or creating > 0
+
+
+def _is_bulk(group: Json) -> bool:
+    return (group.get("targetSizePolicy") or {}).get("mode") == "BULK"
 
 
 def _progress_errors(status: Json) -> list[Json]:

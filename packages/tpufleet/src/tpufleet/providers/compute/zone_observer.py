@@ -128,7 +128,7 @@ class ZoneObserver:
             if each.zone == self.location.zone
             and each.id not in groups
             and each.id not in alone
-            and self._pending.get(each.id) is None  # its operation tells more
+            and not self._has_operation(each.id)  # which tells more
         ]
         if not names:
             return
@@ -140,6 +140,10 @@ class ZoneObserver:
                 groups[name] = group
             elif instance is not None and self._is_own(instance):
                 members[name] = [instance]
+
+    def _has_operation(self, slice_id: SliceId) -> bool:
+        creation = self._pending.get(slice_id)
+        return creation is not None and bool(creation.operation)
 
     def _of_groups(
         self, groups: Mapping[str, Json], members: Mapping[str, list[Json]], now: datetime

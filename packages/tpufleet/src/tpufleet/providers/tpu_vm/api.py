@@ -12,7 +12,8 @@ from google.cloud import tpu_v2
 from google.longrunning import operations_pb2
 
 from tpufleet.errors import BadRequest, ProviderUnavailable
-from tpufleet.providers.tpu_vm import error_mapping
+from tpufleet.providers.tpu_vm import error_mapping, fault_injection
+from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 
 DEADLINE = 10.0  # seconds; a create is usually accepted within two
 GUEST_DEADLINE = 3.0  # an explanation must not delay a listing
@@ -27,6 +28,10 @@ def connect(endpoint: str = "", version: Any = tpu_v2) -> Any:
 
     transport = version.TpuClient.get_transport_class("grpc")
     return version.TpuClient(transport=transport(channel=grpc.insecure_channel(endpoint)))
+
+
+def connect_rest(endpoint: str, project: str) -> GoogleRest:
+    return GoogleRest(fault_injection.project_api(endpoint) if endpoint else "", project)
 
 
 class TpuApi:

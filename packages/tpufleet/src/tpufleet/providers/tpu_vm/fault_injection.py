@@ -17,6 +17,11 @@ def inject(endpoint: str, node: str, fault: Fault, host: int | None) -> None:
     call_admin(endpoint, "InjectFault", body)
 
 
+def project_api(endpoint: str) -> str:
+    """URL of the REST APIs of the emulator."""
+    return str(json.loads(call_admin(endpoint, "ProjectApi"))["url"])
+
+
 def call_admin(endpoint: str, method: str, body: bytes = b"{}") -> bytes:
     with grpc.insecure_channel(endpoint) as channel:
         try:

@@ -40,7 +40,12 @@ def runtime_version(accelerator: type_lookup.Accelerator, settings: TpuVmSetting
 def uses_queued_resource(order: Order, settings: TpuVmSettings) -> bool:
     """Gangs do: only a queued resource is granted as a whole."""
     reserved = order.capacity is Capacity.RESERVED and bool(settings.reservation)
-    return len(order.slices) > 1 or order.capacity in settings.queue or reserved
+    queued = order.capacity in settings.queue or is_flex_start(order.capacity, settings)
+    return len(order.slices) > 1 or queued or reserved
+
+
+def is_flex_start(capacity: Capacity, settings: TpuVmSettings) -> bool:
+    return capacity is Capacity.QUEUED and settings.max_run_duration is not None
 
 
 def build_node(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:

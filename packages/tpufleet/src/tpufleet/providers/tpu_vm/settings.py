@@ -62,6 +62,9 @@ _Subnetwork = Annotated[
     ),
 ]
 _Duration = Annotated[timedelta, durations.within()]
+# cloud.google.com/tpu/docs/request-using-flex-start and, for the shortest,
+# cloud.google.com/compute/docs/instance-groups/about-resize-requests-mig
+FLEX_START_LIMITS = timedelta(minutes=10), timedelta(days=7)
 
 
 class DataDisk(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +102,12 @@ class GoogleSettings(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[_MetadataKey, Annotated[str, schema.custom("text", _parse_metadata_value)]] = {}
     valid_for: _Duration = timedelta(hours=24)  # how long a request may wait in a queue
     gang_patience: _Duration = timedelta(minutes=3)  # the same for a gang of another capacity type
+    # Of a slice of flex-start, which Google deletes then. For TPU VMs it makes `queued` capacity
+    # flex-start; for Compute Engine, where it always is, 7 days are the default.
+    max_run_duration: Annotated[
+        timedelta | None,
+        durations.within(int(FLEX_START_LIMITS[0].total_seconds()), FLEX_START_LIMITS[1]),
+    ] = None
     reservation: str = ""  # a name, or projects/…/reservations/NAME
     # What hosts install, made by `tpu deploy bundle`.
     bundle: Annotated[

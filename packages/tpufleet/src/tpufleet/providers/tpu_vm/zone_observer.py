@@ -18,6 +18,7 @@ from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSl
 from tpufleet.model.fleet.pools import RefusalKind, refusal_kind
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
+from tpufleet.providers.base import RUN_ENDED
 from tpufleet.providers.tpu_vm import adoption, error_mapping, naming, requests, states
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.bootstrap_reports import BootstrapReports
@@ -222,6 +223,10 @@ class ZoneObserver:
         capacity = template.labels.get(naming.CAPACITY, Capacity.SPOT)
         timeout = requests.queue_timeout(Capacity(capacity), self._settings)
         state, message, kind = states.queued_state(queued, timeout, now)
+        if state is CloudState.PREEMPTED and requests.is_flex_start(
+            Capacity(capacity), self._settings
+        ):
+            message = RUN_ENDED
         active = queue_state in (states.QueuedState.ACTIVE, states.QueuedState.PROVISIONING)
         has_nodes = any(slice_id in observed for slice_id in slices)
         slices_queued = []
