@@ -117,6 +117,17 @@ def test_a_group_without_bulk_mode_says_so_while_it_waits():
     assert "refuses bulk mode" in seen(plain).message
 
 
+@pytest.mark.parametrize("listed", [(), UP[:3]], ids=["none", "three of four"])
+def test_vms_that_a_listing_lacks_run_on_if_their_group_counts_them(listed):
+    alive = group(topology="ACTIVE")
+    alive["status"]["currentInstanceStatuses"] = {"running": 4, "nonExistent": 0}
+    assert seen(alive, listed).state is CloudState.UP
+    lost = group(topology="INCOMPLETE")
+    lost["status"]["currentInstanceStatuses"] = {"running": 3, "nonExistent": 1}
+    found = seen(lost, listed)
+    assert (found.state, found.fenced) == (CloudState.PREEMPTED, False)
+
+
 def test_machines_are_known_to_be_stopped_only_when_all_are():
     assert seen(group(), vms(*["TERMINATED"] * 4)).fenced
     assert not seen(group(), vms("RUNNING", "TERMINATED", "TERMINATED", "TERMINATED")).fenced
