@@ -17,6 +17,7 @@ from tpufleet.providers.compute import states
 from tpufleet.providers.compute.zone_observer import ZoneSlice, refuse_gangs
 
 NOW = datetime(2026, 11, 19, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
 SPOT, FLEX = Capacity.SPOT, Capacity.QUEUED
 
 
@@ -173,7 +174,7 @@ def test_slices_requested_together_are_refused_together():
         each("a-0", CloudState.UP, "a"), each("a-1", CloudState.REFUSED, "a"),
         each("a-2", CloudState.STOPPING, "a"), each("b-0", CloudState.UP, "b"),
     ]  # fmt: skip
-    after = refuse_gangs({item.cloud_slice.id: item for item in found})
+    after = refuse_gangs({item.cloud_slice.id: item for item in found}, HOUR, NOW)
     assert [item.cloud_slice.state.value for item in after.values()] == [
         "refused", "refused", "stopping", "up"
     ]  # fmt: skip
