@@ -129,6 +129,20 @@ def test_flex_start_waits_in_its_queue_until_there_is_capacity(worlds):
     becomes(world, "a", CloudState.UP)
 
 
+def test_a_gang_in_the_queue_gives_up_once_one_slice_has_cost_money_for_its_patience(worlds):
+    world = worlds()
+    world.limit(4)
+    world.provider.request(ordered("a", "b", capacity=Capacity.QUEUED))
+    becomes(world, "a", CloudState.UP)
+    assert world.listed()["b"].state is CloudState.PENDING
+    patience = world.settings.gang_patience.total_seconds()
+    refused = becomes(world, "b", CloudState.REFUSED, int(patience))
+    assert refused.refusal is RefusalKind.CAPACITY
+    assert world.listed()["a"].state is CloudState.REFUSED
+    [paid, *_] = world.engine.ledger.entries
+    assert world.clock.now() - paid.began_at <= world.settings.gang_patience
+
+
 def test_flex_start_that_waits_for_quota_is_told_from_one_that_waits_for_capacity(worlds):
     world = worlds(quota=(QuotaLimit(most=0),))
     world.provider.request(ordered("a", capacity=Capacity.QUEUED))

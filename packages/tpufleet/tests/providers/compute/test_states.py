@@ -17,6 +17,7 @@ from tpufleet.providers.compute import states
 from tpufleet.providers.compute.zone_observer import ZoneSlice, refuse_gangs
 
 NOW = datetime(2026, 11, 19, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
 SPOT, FLEX = Capacity.SPOT, Capacity.QUEUED
 
 
@@ -131,6 +132,17 @@ def test_a_group_without_bulk_mode_that_gets_some_of_its_vms_does_not_wait_for_e
     assert seen(group(**partly, age=1801), vms(*["STAGING"] * 4)).state is CloudState.CREATING
 
 
+@pytest.mark.parametrize("listed", [(), UP[:3]], ids=["none", "three of four"])
+def test_vms_that_a_listing_lacks_run_on_if_their_group_counts_them(listed):
+    alive = group(topology="ACTIVE")
+    alive["status"]["currentInstanceStatuses"] = {"running": 4, "nonExistent": 0}
+    assert seen(alive, listed).state is CloudState.UP
+    lost = group(topology="INCOMPLETE")
+    lost["status"]["currentInstanceStatuses"] = {"running": 3, "nonExistent": 1}
+    found = seen(lost, listed)
+    assert (found.state, found.fenced) == (CloudState.PREEMPTED, False)
+
+
 def test_machines_are_known_to_be_stopped_only_when_all_are():
     assert seen(group(), vms(*["TERMINATED"] * 4)).fenced
     assert not seen(group(), vms("RUNNING", "TERMINATED", "TERMINATED", "TERMINATED")).fenced
@@ -176,7 +188,7 @@ def test_slices_requested_together_are_refused_together():
         each("a-0", CloudState.UP, "a"), each("a-1", CloudState.REFUSED, "a"),
         each("a-2", CloudState.STOPPING, "a"), each("b-0", CloudState.UP, "b"),
     ]  # fmt: skip
-    after = refuse_gangs({item.cloud_slice.id: item for item in found})
+    after = refuse_gangs({item.cloud_slice.id: item for item in found}, HOUR, NOW)
     assert [item.cloud_slice.state.value for item in after.values()] == [
         "refused", "refused", "stopping", "up"
     ]  # fmt: skip

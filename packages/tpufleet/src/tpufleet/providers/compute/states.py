@@ -72,6 +72,10 @@ def of_group(
     status: Json = group.get("status", {})
     size = int(group.get("targetSize", 0))
     found = [str(instance.get("status", "")) for instance in instances]
+    # The listing of VMs may lack some for a while: the group counts them itself.
+    counted = int((status.get("currentInstanceStatuses") or {}).get("running", 0))
+    unlisted = min(size - len(found), counted - found.count(RUNNING))
+    found += [RUNNING] * unlisted
     age = now - moment(group.get("creationTimestamp"), now)
     topology = _topology(status)
     if _count(group, "deleting") >= max(len(found), 1):

@@ -18,6 +18,7 @@ from tpufleet.model.fleet.pools import RefusalKind
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu.type_lookup import find, is_known
+from tpufleet.providers.base import no_capacity_within
 from tpufleet.providers.compute import naming, states
 from tpufleet.providers.compute.api import ComputeApi
 from tpufleet.providers.compute.naming import Location
@@ -46,6 +47,7 @@ class ZoneSlice(msgspec.Struct, frozen=True, kw_only=True):
     cloud_slice: CloudSlice
     path: str = ""  # empty: it is being created
     order: str = ""  # label of the order; slices of one are a gang
+    granted_at: datetime | None = None  # when its first VM was created: it costs money
 
 
 class ZoneView(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +107,7 @@ class ZoneObserver:
         }
         self.view = ZoneView(
             observed_at=now,
-            slices=refuse_gangs(observed),
+            slices=refuse_gangs(observed, self._settings.gang_patience, now),
             templates=frozenset(naming.short(each["instanceTemplate"]) for each in groups.values()),
             policies=frozenset(naming.short(_policy(each)) for each in groups.values()),
         )
@@ -203,7 +205,17 @@ class ZoneObserver:
         if seen.state is CloudState.UP:
             reports = self._bootstrap.of_node(self._paths(instances), len(instances), now)
             cloud = replace(cloud, bootstrap=reports)
-        return ZoneSlice(cloud_slice=cloud, path=path, order=labels.get(naming.ORDER, ""))
+        granted = [
+            states.moment(vm.get("creationTimestamp"), now)
+            for vm in instances
+            if vm.get("status") not in states.WAITING
+        ]
+        return ZoneSlice(
+            cloud_slice=cloud,
+            path=path,
+            order=labels.get(naming.ORDER, ""),
+            granted_at=min(granted, default=None),
+        )
 
     def _paths(self, instances: Sequence[Json]) -> str:
         """As `guest_attributes` takes them."""
@@ -269,18 +281,29 @@ class ZoneObserver:
         )
 
 
-def refuse_gangs(observed: Mapping[SliceId, ZoneSlice]) -> dict[SliceId, ZoneSlice]:
+def refuse_gangs(
+    observed: Mapping[SliceId, ZoneSlice], patience: timedelta, now: datetime
+) -> dict[SliceId, ZoneSlice]:
     """Slices that were requested together are refused together: each is a group of its own, and
-    those that were granted would wait, and cost, without the others."""
-    refused = {
-        each.order: each.cloud_slice
-        for each in observed.values()
-        if each.order and each.cloud_slice.state is CloudState.REFUSED
-    }
+    those that were granted would wait, and cost, without the others. One that waits in a queue is
+    refused once they have done so for too long."""
+    granted: dict[str, datetime] = {}
+    for each in observed.values():
+        if each.order and each.granted_at is not None:
+            first = granted.get(each.order, now)
+            granted[each.order] = min(first, each.granted_at)
+    refused: dict[str, CloudSlice] = {}
+    for each in observed.values():
+        cloud, waited = each.cloud_slice, now - granted.get(each.order, now)
+        if cloud.state is CloudState.PENDING and waited >= patience:
+            message = f"{no_capacity_within(waited)} of the first slice of its gang"
+            cloud = replace(cloud, state=CloudState.REFUSED, message=message)
+        if each.order and cloud.state is CloudState.REFUSED:
+            refused[each.order] = cloud
     result = dict(observed)
     for slice_id, each in observed.items():
         cause = refused.get(each.order)
-        if cause is None or cause.id == slice_id or not each.cloud_slice.healthy:
+        if cause is None or not each.cloud_slice.healthy:
             continue
         cloud = replace(
             each.cloud_slice,
