@@ -129,6 +129,12 @@ ERRORS = {
         "tpu_pools.a-1: tpu_pools.a has a node pool a-1 too; rename one"),
     "two pools of one name": (
         {"gpu_pools": {"cpu": {}}}, "gpu_pools.cpu: cpu_pools.cpu has a node pool cpu too"),
+    "a service account of nobody": (
+        {"service_accounts": {"trainign": "lab-jobs"}},
+        "service_accounts.trainign: neither a part nor a team; did you mean training?"),
+    "a service account of two": (
+        {"service_accounts": {"server": "lab-jobs", "training": "lab-jobs"}},
+        "service_accounts: lab-jobs is of two parts"),
     "text for a flag": ({"deletion_protection": "yes"}, "deletion_protection: must be true or "
                         "false, not 'yes'"),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from tests.environment.environments import environment, example, tpu
 from tests.environment.provider_checks import errors, node_pool, resources
 from tests.repository import ROOT
 from tpufleet.model.tpu import type_lookup
-from tpufleet_gke.environment.addons import queues
+from tpufleet_gke.environment.addons import helm_values, queues, team_manifests
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.terraform import hcl, stages, versions
 from tpufleet_gke.environment.terraform.hcl import Nested
@@ -221,6 +221,26 @@ def test_the_names_of_the_network_and_of_the_folder_of_state_may_be_chosen():
     for stage in stages.StageName:
         text = stages.stage_files(chosen, stage)["versions.tf"]
         assert f'prefix = "ml-state/{stage}"' in text
+
+
+def test_the_names_of_all_service_accounts_may_be_chosen():
+    chosen = {"server": "lab-server", "bridge": "lab-bridge", "provisioner": "lab-pools",
+              "training": "lab-training"}  # fmt: skip
+    built = environment(
+        nodes={"service_account": "lab-nodes"}, automation={"service_account": "lab-apply"},
+        server={"firestore_bridge": True}, service_accounts=chosen,
+    )  # fmt: skip
+    accounts = {block.body["account_id"] for block in resources(built, "google_service_account")}
+    assert accounts == {*chosen.values(), "lab-nodes", "lab-apply"}
+    emails = {f"{name}@my-project.iam.gserviceaccount.com" for name in chosen.values()}
+    manifests = helm_values.text(built) + yaml.safe_dump(team_manifests.teams(built))
+    assert [email for email in emails if email not in manifests] == []
+    [uses] = [
+        block.body["service_account_id"]
+        for block in resources(built, "google_service_account_iam_member")
+        if block.labels[1] == "provisioner_uses_nodes"
+    ]
+    assert uses.endswith("/lab-nodes@my-project.iam.gserviceaccount.com")
 
 
 @pytest.mark.parametrize("kind", ["v5e-8", "v5e-16"])

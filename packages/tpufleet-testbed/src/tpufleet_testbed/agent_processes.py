@@ -3,12 +3,16 @@ from the metadata server, as on a VM of Google's."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+
+import psutil
 
 from tpufleet.errors import FleetError
 from tpufleet.model.fleet.slices import SliceId
@@ -22,6 +26,9 @@ from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 30.0
+# From the signal to shut down to the end of the power: for Spot VMs at most 30 s, for others longer
+# (cloud.google.com/compute/docs/instances/stop-start-instance#shutdown-period).
+SHUTDOWN_SECONDS = 30.0
 MARKER = "tpufleet-slices"  # metadata that our startup script needs; any other does nothing here
 
 
@@ -34,6 +41,8 @@ class AgentProcesses:
             processes.MARKER_VARIABLE,
         )  # fmt: skip
         self._local = LocalProvider(root, agent=agent)
+        self._root = root
+        self._shutdowns: dict[SliceId, threading.Timer] = {}
 
     def start(self) -> None:
         self._local.start()
@@ -52,7 +61,21 @@ class AgentProcesses:
             )
         )  # fmt: skip
 
+    def shut_down(self, name: SliceId, power_off: Callable[[], None]) -> None:
+        """systemd sends SIGTERM to the agents; what is left is killed when the power goes."""
+        prefix = processes.slice_marker(self._root, name)
+        marked = [process for process, _ in processes.find_marked(lambda m: m.startswith(prefix))]
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
+            agents = [each for each in marked if each.parent() not in marked]
+            for agent in agents:
+                agent.terminate()
+        self._shutdowns[name] = timer = threading.Timer(SHUTDOWN_SECONDS, power_off)
+        timer.daemon = True
+        timer.start()
+
     def end(self, name: SliceId, zone: str) -> None:
+        if timer := self._shutdowns.pop(name, None):
+            timer.cancel()
         self._local.release(name, zone)
 
     def inject(self, name: SliceId, fault: Fault, host: int) -> None:
@@ -62,13 +85,15 @@ class AgentProcesses:
             log.warning("cannot inject %s into %s: %s", fault, name, error)
 
     def close(self) -> None:
+        for timer in self._shutdowns.values():
+            timer.cancel()
         self._local.release_all(timedelta(seconds=30))
         self._local.close()
 
     def _end_earlier(self, name: SliceId, zone: str) -> None:
         """Agents of an earlier run of the script."""
         deadline = time.monotonic() + STOP_SECONDS
-        self._local.release(name, zone)
+        self.end(name, zone)
         while any(each.id == name for each in self._local.listing()):
             if time.monotonic() > deadline:
                 raise FleetError(f"the agents of {name} do not stop")

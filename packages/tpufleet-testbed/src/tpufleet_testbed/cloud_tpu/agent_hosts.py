@@ -68,6 +68,9 @@ class AgentHosts(HostBackend):
         self.processes.end(name, node.zone)
         self._metadata.remove(name)
 
+    def shut_down(self, node: NodeRecord) -> None:
+        self.processes.shut_down(slice_id_of(node), lambda: self.terminate(node))
+
     def guest_attributes(
         self, node: NodeRecord, host: int, query_path: str
     ) -> dict[tuple[str, str], str]:

@@ -198,7 +198,7 @@ class Cloud:
             cancelled = ApiError(Code.CANCELLED, f"{name} was deleted while it was created.")
             self.operations.fail(record.creation, cancelled)
         if record.state is not State.DELETING:
-            self._release_hosts(record, State.DELETING, now, end_reason)
+            self._release_hosts(record, State.DELETING, now, end_reason, self.hosts.shut_down)
         self.schedule(
             now + self.latency("deletion", record.id),
             lambda at: self._finish_deletion(record, operation, at),
@@ -230,7 +230,7 @@ class Cloud:
         if record.state is not State.READY:
             raise api_errors.api_error("conflict", target=name)
         operation = self.operations.begin(name, "stop", now)
-        self._release_hosts(record, State.STOPPING, now, "stopped")
+        self._release_hosts(record, State.STOPPING, now, "stopped", self.hosts.shut_down)
 
         def stopped(at: datetime) -> None:
             record.state = State.STOPPED
@@ -385,12 +385,17 @@ class Cloud:
             callback(record, at)
 
     def _release_hosts(
-        self, record: NodeRecord, state: NodeState, at: datetime, end_reason: str
+        self,
+        record: NodeRecord,
+        state: NodeState,
+        at: datetime,
+        end_reason: str,
+        end: Callable[[NodeRecord], None] | None = None,
     ) -> None:
         record.state = state
         record.generation += 1
         self.ledger.end(record.name, at, end_reason)
-        self.hosts.terminate(record)
+        (end or self.hosts.terminate)(record)
         for callback in self.node_left:
             callback(record, at)
         if not record.holds_stock:

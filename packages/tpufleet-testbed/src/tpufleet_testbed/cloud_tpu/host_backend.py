@@ -21,6 +21,10 @@ class HostBackend:
     def kill_host(self, node: NodeRecord, host: int) -> None: ...
     def stall_host(self, node: NodeRecord, host: int) -> None: ...
     def terminate(self, node: NodeRecord) -> None: ...
+    def shut_down(self, node: NodeRecord) -> None:
+        """A user deletes or stops it: the guests have time to shut down."""
+        self.terminate(node)
+
     def guest_attributes(
         self, node: NodeRecord, host: int, query_path: str
     ) -> dict[tuple[str, str], str]:

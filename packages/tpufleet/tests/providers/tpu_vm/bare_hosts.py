@@ -1,12 +1,13 @@
-"""Hosts of emulated nodes that are machines of their own: Ubuntu 22.04, with the startup script and
-the bundle that the metadata of their node names."""
+"""Hosts of emulated nodes that are machines of their own: Ubuntu 22.04 in its own network, with the
+startup script and the bundle that the metadata of their node names."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.providers.tpu_vm.host_network import PACKAGE_INDEX, Switch
 from tests.providers.tpu_vm.ubuntu_host import CERTIFICATES, UbuntuHost
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet_testbed.cloud_tpu.agent_hosts import AgentHosts, slice_id_of
@@ -18,8 +19,9 @@ ENVIRON = {"JAX_PLATFORMS": "cpu", "SSL_CERT_FILE": CERTIFICATES}
 
 
 class BareHosts(AgentHosts):
-    """One machine per node. It downloads from the folder of `bundle` or from `storage`, and has the
-    `shared` folder, like a disk of all machines."""
+    """One machine per host of a node. It downloads from the folder of `bundle` or from `storage`,
+    and has the `shared` folder, like a disk of all machines. It reaches the other hosts, the server
+    and these services of the internet."""
 
     def __init__(
         self,
@@ -30,40 +32,71 @@ class BareHosts(AgentHosts):
         storage: str = "",
         shared: Path | None = None,
         environ: Mapping[str, str] | None = None,
+        internet: Sequence[str] = PACKAGE_INDEX,
     ) -> None:
         super().__init__(folder, emulator.metadata)
         self._folder, self._bundle, self._storage = folder, bundle, storage
-        self._shared, self._environ = shared, environ or {}
-        self._machines: dict[SliceId, UbuntuHost] = {}
+        self._shared, self._environ, self._internet = shared, environ or {}, internet
+        self._switch = Switch()
+        self._nodes: dict[SliceId, tuple[NodeRecord, list[UbuntuHost]]] = {}
         self._threads: list[threading.Thread] = []
         emulator.cloud.hosts = self
 
     def run_startup_script(self, node: NodeRecord) -> None:
         name = slice_id_of(node)
-        machine = self._machines[name] = UbuntuHost(
-            self._folder / name, self._bundle, "", metadata=self._metadata, name=name,
-            chips=node.accelerator.chips_per_host, shared=self._shared,
-            environ={**ENVIRON, **self._environ}, exposed=True,
-        )  # fmt: skip
-        storage = {"TPUFLEET_STORAGE_URL": self._storage} if self._storage else {}
-        self._start(lambda: machine.startup(node.template.metadata["startup-script"], **storage))
+        machines = [
+            UbuntuHost(
+                self._folder / name / str(index), self._bundle, "", metadata=self._metadata,
+                name=name, index=index, chips=node.accelerator.chips_per_host, shared=self._shared,
+                environ={**ENVIRON, **self._environ}, switch=self._switch,
+                internet=self._internet,
+            )
+            for index in range(node.accelerator.hosts)
+        ]  # fmt: skip
+        self._nodes[name] = node, machines
+        for machine in machines:
+            self._startup(node, machine)
+
+    def machines(self, node_id: str) -> list[UbuntuHost]:
+        """Of the hosts of this node, in order."""
+        [found] = [hosts for node, hosts in self._nodes.values() if node.id == node_id]
+        return found
+
+    def boot_again(self, machine: UbuntuHost) -> None:
+        """One that was powered off."""
+        [node] = [node for node, machines in self._nodes.values() if machine in machines]
+        machine.power_on()
+        self._startup(node, machine)
 
     def terminate(self, node: NodeRecord) -> None:
-        machine = self._machines.pop(slice_id_of(node), None)
-        if machine is not None:
+        _, machines = self._nodes.pop(slice_id_of(node), (node, []))
+        for machine in machines:
             self._start(machine.close)
+        self._metadata.remove(slice_id_of(node))
+
+    def kill_host(self, node: NodeRecord, host: int) -> None:
+        self._start(self.machines(node.id)[host].power_off)
+
+    def stall_host(self, node: NodeRecord, host: int) -> None:
+        self.machines(node.id)[host].signal_agent("STOP")
 
     def logs(self) -> str:
-        return "".join(machine.agent_log() for machine in list(self._machines.values()))
+        machines = [each for _, hosts in list(self._nodes.values()) for each in hosts]
+        return "".join(machine.agent_log() for machine in machines)
 
     def start(self) -> None:
         """Nothing before a node is made."""
 
     def close(self) -> None:
-        for name in list(self._machines):
-            self._start(self._machines.pop(name).close)
+        for node, _ in list(self._nodes.values()):
+            self.terminate(node)
         for thread in self._threads:
             thread.join(900)
+        self._switch.close()
+
+    def _startup(self, node: NodeRecord, machine: UbuntuHost) -> None:
+        storage = {"TPUFLEET_STORAGE_URL": self._storage} if self._storage else {}
+        self._start(lambda: machine.startup(node.template.metadata["startup-script"], **storage))
 
     def _start(self, call) -> None:
         thread = threading.Thread(target=call)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 
 import pytest
 
 from tests.polling import wait_until
-from tests.providers.tpu_vm.host_network import HostNetwork, services_in
+from tests.providers.tpu_vm import host_network
+from tests.providers.tpu_vm.host_network import HostNetwork, Switch, services_in
 from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or sys.platform != "linux" or shutil.which("ip") is None,
-    reason="needs Linux, root and iproute2",
-)
 METADATA = "http://169.254.169.254/computeMetadata/v1/instance/attributes/server"
 ASK = """
 import sys, urllib.request
@@ -34,8 +32,8 @@ def metadata():
     server.close()
 
 
-@pytest.fixture
-def namespace():
+@contextlib.contextmanager
+def process_with_a_network():
     """The id of a process whose network is its own."""
     with subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) as process:
         ours = os.stat("/proc/self/ns/net").st_ino
@@ -44,9 +42,27 @@ def namespace():
         process.kill()
 
 
+@pytest.fixture(autouse=True)
+def interfaces_before():
+    """Nothing is left on this machine."""
+    host_network.require_namespaces()
+    before = os.listdir("/sys/class/net")
+    yield
+    assert os.listdir("/sys/class/net") == before
+
+
+@pytest.fixture
+def namespace():
+    with process_with_a_network() as pid:
+        yield pid
+
+
+def entered(namespace, *command):
+    return ["nsenter", f"--net=/proc/{namespace}/ns/net", *command]
+
+
 def inside(namespace, *command):
-    entered = ["nsenter", f"--net=/proc/{namespace}/ns/net", *command]
-    return subprocess.run(entered, capture_output=True, text=True)
+    return subprocess.run(entered(namespace, *command), capture_output=True, text=True)
 
 
 def ask(namespace, url):
@@ -78,10 +94,11 @@ def test_what_a_host_sends_arrives_and_is_answered(namespace, metadata):
 
         def echo() -> None:
             server.accept()[0].close()  # whether something listens
-            with server.accept()[0] as connection:
-                while data := connection.recv(4096):
-                    received.append(data)
-                connection.sendall(b"got it")
+            for _ in range(2):
+                with server.accept()[0] as connection:
+                    while data := connection.recv(4096):
+                        received.append(data)
+                    connection.sendall(b"got it")
 
         thread = threading.Thread(target=echo)
         thread.start()
@@ -90,7 +107,56 @@ def test_what_a_host_sends_arrives_and_is_answered(namespace, metadata):
             "c.sendall(b'x' * 100_000); c.shutdown(socket.SHUT_WR); print(c.recv(99).decode())"
         )
         port = str(server.getsockname()[1])
-        answer = inside(namespace, sys.executable, "-c", program, port)
+        answers = [inside(namespace, sys.executable, "-c", program, port) for _ in range(2)]
         thread.join(60)
         network.close()
-    assert answer.stdout == "got it\n" and len(b"".join(received)) == 100_000
+    assert [each.stdout for each in answers] == ["got it\n"] * 2
+    assert len(b"".join(received)) == 200_000
+
+
+def test_hosts_at_a_switch_reach_each_other_but_not_this_machine(namespace, metadata):
+    switch = Switch()
+    with process_with_a_network() as other:
+        addresses = {pid: switch.new_address() for pid in (namespace, other)}
+        networks = {}
+        for pid, address in addresses.items():
+            own = {"network-interfaces/0/ip": address}
+            networks[pid] = HostNetwork(pid, f"{metadata.url}/node/0", own)
+            switch.plug_in(pid, address)
+        where = METADATA.rpartition("attributes")[0] + "network-interfaces/0/ip"
+        assert ask(namespace, where).stdout == f"{addresses[namespace]}\n"
+        serve = (
+            "import socket; s = socket.create_server((%r, 80)); print(1, flush=True); s.accept()"
+        )
+        command = [sys.executable, "-c", serve % addresses[other]]
+        with subprocess.Popen(entered(other, *command), stdout=subprocess.PIPE) as server:
+            assert server.stdout.readline() == b"1\n"
+            reach = f"import socket; socket.create_connection(({addresses[other]!r}, 80), 60)"
+            assert inside(namespace, sys.executable, "-c", reach).returncode == 0
+        routes = inside(namespace, "ip", "route").stdout.splitlines()
+        assert len(routes) == 1 and routes[0].startswith("10.9.0.0/24"), "to the hosts alone"
+        for network in networks.values():
+            network.close()
+    switch.close()
+
+
+def test_what_a_host_serves_can_be_reached_at_its_port(namespace, metadata):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    network = HostNetwork(namespace, f"{metadata.url}/node/0")
+    network.expose(port)
+    command = entered(namespace, sys.executable, "-m", "http.server", str(port))
+    with subprocess.Popen([*command, "--bind", "127.0.0.1"], stderr=subprocess.DEVNULL) as server:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: _answers(url))
+        server.kill()
+    network.close()
+
+
+def _answers(url):
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return answer.status == 200
+    except OSError:
+        return False

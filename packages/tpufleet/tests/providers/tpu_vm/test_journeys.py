@@ -100,6 +100,27 @@ def test_a_gang_of_two_slices_is_one_queued_resource_and_runs(fleets):
 
 
 @pytest.mark.slow
+def test_a_preempted_gang_runs_again_while_its_queued_resource_is_still_deleted(fleets):
+    """The preemption of one node suspends the request, so its sibling is deleted as well. Processes
+    there wait for a collective, where no signal reaches them."""
+    latencies = replace(IMMEDIATE, boot=timedelta(seconds=1), deletion=timedelta(seconds=150))
+    fleet = fleets(latencies=latencies)
+    blocked = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
+    [job] = fleet.submit({"slices": 2, "command": ["python", "-c", blocked], "grace": "5m"})
+    fleet.until(lambda: fleet.states()[job] == "running", "it runs")
+    lost = fleet.nodes()
+    fleet.tpu.ok("doctor", "fault", lost[0], "preempt")
+
+    def runs_again() -> bool:
+        attempts = fleet.tpu.json("show", job)["attempts"]
+        return len(attempts) == 2 and fleet.states()[job] == "running"
+
+    fleet.until(runs_again, "it runs again", 100)
+    assert len(lost) == 2 and set(lost) < set(fleet.nodes()), "their deletion goes on"
+    fleet.tpu.ok("cancel", job)
+
+
+@pytest.mark.slow
 def test_a_node_made_by_hand_is_adopted_runs_a_job_and_is_given_back(fleets):
     fleet = fleets()
     zone, tpu = ZONES[0], fleet.tpu

@@ -179,15 +179,15 @@ def test_an_attached_disk_is_formatted_only_if_allowed_and_mounted_after_each_bo
 
 def test_a_machine_becomes_a_server_with_its_state_on_a_disk(bundle, tmp_path):
     """The script of `tpu deploy server` on Ubuntu, with a real disk, certificates and server."""
-    machine = UbuntuHost(tmp_path / "vm", bundle, "", exposed=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    machine = UbuntuHost(tmp_path / "vm", bundle, "", serves=port)
     try:
         machine.add_disk(size_mib=256, name="tpufleet-state")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
         token = "tpf_" + "a" * 43
         machine.attributes |= {
-            "tpufleet-port": port,
+            "tpufleet-port": str(port),
             "tpufleet-config": "providers: [local]\n",
             "tpufleet-admin-token-sha256": hashlib.sha256(token.encode()).hexdigest(),
         }

@@ -10,14 +10,15 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.polling import wait_until
-from tests.providers.tpu_vm.host_network import METADATA_ADDRESS, HostNetwork, services_in
+from tests.providers.tpu_vm import host_network
+from tests.providers.tpu_vm.host_network import METADATA_ADDRESS, HostNetwork, Switch
 from tpufleet.model.fleet import bootstrap
 from tpufleet.model.fleet.bootstrap import BootstrapReport
 from tpufleet.providers.tpu_vm import startup_script
@@ -36,16 +37,28 @@ echo "$*" >>/var/log/systemctl
 case "$1" in
   is-active) running ;;
   restart)
+    if [[ -e /run/restarts.pid ]]; then kill "$(cat /run/restarts.pid)" 2>/dev/null; fi
     if running; then kill "$(cat /run/agent.pid)"; fi
     user="$(sed -n 's/^User=//p' "$unit")"
     mapfile -t environment < <(cat /etc/systemd/environment; sed -n 's/^Environment=//p' "$unit")
     read -ra command < <(sed -n 's/^ExecStart=//p' "$unit")
     cd "$(sed -n 's/^WorkingDirectory=//p' "$unit")"
     input="$(sed -n 's/^StandardInput=file://p' "$unit")"  # opened as root
-    setsid setpriv --reuid="$user" --regid="$user" --init-groups env -i HOME="/home/$user" \
-      PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "${environment[@]}" \
-      "${command[@]}" >>/var/log/agent 2>&1 <"${input:-/dev/null}" &
-    echo $! >/run/agent.pid
+    final="$(sed -n 's/^RestartPreventExitStatus=//p' "$unit")"
+    seconds="$(sed -n 's/^RestartSec=//p' "$unit")"
+    while :; do
+      setsid setpriv --reuid="$user" --regid="$user" --init-groups env -i HOME="/home/$user" \
+        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "${environment[@]}" \
+        "${command[@]}" <"${input:-/dev/null}" &
+      echo $! >/run/agent.pid
+      wait $!
+      status=$?
+      if [[ "$status" = 0 || "$status" = "$final" ]]; then break; fi
+      sleep "${seconds:-1}"
+    done >>/var/log/agent 2>&1 </dev/null &
+    echo $! >/run/restarts.pid
+    # The file of the agent is there when the command ends, as a unit is active.
+    until running; do sleep 0.1; done
     ;;
 esac
 """
@@ -80,16 +93,15 @@ def ubuntu_root() -> Path:
 # What the metadata server of every instance has.
 INSTANCE = {
     "service-accounts/default/token": '{"access_token": "s3cret"}',
-    "network-interfaces/0/ip": "127.0.0.1",
 }
 
 
 class UbuntuHost:
     """`environ` is that of its services, as in the configuration of systemd; the `shared` folder is
-    there under the same path. With a metadata server and a name there, its attributes are those
-    that somebody else puts. Its network is its own: it reaches the metadata server, and the
-    services of this machine that its attributes and variables name. `exposed`: it has the network
-    of this machine, and what it serves can be reached."""
+    there under the same path. With a metadata server and a name and index there, its attributes are
+    those that somebody else puts. Its network is its own: it reaches the metadata server, the hosts
+    at its `switch`, the services of this machine that its attributes and variables name, and
+    `internet`. What it serves at the port `serves` can be reached from this machine."""
 
     def __init__(
         self,
@@ -100,14 +112,18 @@ class UbuntuHost:
         chips: int = 4,
         metadata: MetadataServer | None = None,
         name: str = "node",
+        index: int = 0,
         environ: Mapping[str, str] | None = None,
         shared: Path | None = None,
-        exposed: bool = False,
+        switch: Switch | None = None,
+        internet: Sequence[str] = (),
+        serves: int | None = None,
     ) -> None:
-        self._exposed = exposed
+        self._switch, self._internet, self._serves = switch, internet, serves
+        self._address = switch.new_address() if switch else "127.0.0.1"
         self._environ = dict(environ or {})
         self._network: HostNetwork | None = None
-        self.folder, self.name = folder, name
+        self.folder, self.name, self.index = folder, name, index
         self.root = folder / "root"
         self.root.mkdir(parents=True)
         self._init: subprocess.Popen[bytes] | None = None
@@ -138,13 +154,12 @@ class UbuntuHost:
         (self.root / "usr/local/bin/systemctl").chmod(0o755)
         services = "".join(f"{key}={value}\n" for key, value in (environ or {}).items())
         (self.root / "etc/systemd/environment").write_text(services)
-        if exposed:
-            (self.root / "etc/resolv.conf").write_text(Path("/etc/resolv.conf").read_text())
-        else:
-            (self.root / "etc/resolv.conf").write_text("")
-            (self.root / "etc/hosts").write_text(
-                f"127.0.0.1 localhost\n{METADATA_ADDRESS} metadata.google.internal\n"
-            )
+        (self.root / "etc/resolv.conf").write_text("")
+        names = {"localhost": "127.0.0.1", "metadata.google.internal": METADATA_ADDRESS}
+        names |= {each: host_network.address_of(each) for each in internet}
+        (self.root / "etc/hosts").write_text(
+            "".join(f"{address} {each}\n" for each, address in names.items())
+        )
         authorities = Path(os.environ.get("SSL_CERT_FILE", CERTIFICATES))
         if authorities.is_file():  # whom this machine trusts may depend on its network
             for path in (CERTIFICATES, "/usr/local/share/ca-certificates/machine.crt"):
@@ -161,16 +176,21 @@ class UbuntuHost:
 
     def power_on(self) -> None:
         self._init = subprocess.Popen(
-            ["unshare", "--mount", "--pid", "--ipc", "--uts",
-             *([] if self._exposed else ["--net"]), "--fork", "--kill-child", "chroot", self.root,
-             "/bin/sh", "-c",
+            ["unshare", "--mount", "--pid", "--ipc", "--uts", "--net", "--fork", "--kill-child",
+             "chroot", self.root, "/bin/sh", "-c",
              "mount -t proc proc /proc && mount -t tmpfs tmpfs /run && exec sleep infinity"],
         )  # fmt: skip
         children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children")
         self._pid = wait_until(lambda: children.read_text().split()[:1])[0]
         wait_until(lambda: Path(f"/proc/{self._pid}/comm").read_text() == "sleep\n")
-        if not self._exposed:
-            self._network = HostNetwork(self._pid, f"{self.metadata.url}/{self.name}/0")
+        own = {"network-interfaces/0/ip": self._address}
+        metadata = f"{self.metadata.url}/{self.name}/{self.index}"
+        self._network = HostNetwork(self._pid, metadata, own)
+        if self._switch is not None:
+            self._switch.plug_in(self._pid, self._address)
+        self._network.give_names(self._internet)
+        if self._serves is not None:
+            self._network.expose(self._serves)
 
     def reboot(self) -> None:
         self.power_off()
@@ -218,6 +238,10 @@ class UbuntuHost:
             capture_output=True, text=True, timeout=900,
         )  # fmt: skip
 
+    def signal_agent(self, name: str) -> None:
+        """As the kernel or an operator does."""
+        assert self.run("bash", "-c", f"kill -{name} $(cat /run/agent.pid)").returncode == 0
+
     def startup(self, script: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
         """Run the startup script, as the machine does at boot; that of a host unless given."""
         (self.root / "startup.sh").write_text(script or startup_script.script())
@@ -229,18 +253,17 @@ class UbuntuHost:
         if self._bucket is not None:
             storage["TPUFLEET_STORAGE_URL"] = f"http://127.0.0.1:{self._bucket.server_port}"
         storage |= environ
-        if self._network is None:
-            storage["TPUFLEET_METADATA_URL"] = f"{self.metadata.url}/{self.name}/0"
-        else:
-            attributes = (f"attributes/tpufleet-{name}" for name in ("server", "bundle"))
-            named = [self.metadata.read(self.name, 0, path) or "" for path in attributes]
-            self._network.give(services_in([*named, *storage.values(), *self._environ.values()]))
+        attributes = (f"attributes/tpufleet-{name}" for name in ("server", "bundle"))
+        named = [self.metadata.read(self.name, self.index, path) or "" for path in attributes]
+        named += [*storage.values(), *self._environ.values()]
+        if self._network is not None:
+            self._network.give(host_network.services_in(named))
         return self.run("bash", "/startup.sh", **storage)
 
     @property
     def report(self) -> BootstrapReport | None:
         path = f"{bootstrap.GUEST_NAMESPACE}/{bootstrap.GUEST_KEY}"
-        values = self.metadata.guest_attributes(self.name, 0, path)
+        values = self.metadata.guest_attributes(self.name, self.index, path)
         return bootstrap.parse_report(next(iter(values.values()), ""))
 
     def agent_log(self) -> str:

@@ -33,6 +33,7 @@ def check(environment: Environment) -> Iterator[Problem]:
     if kueue_version(environment) < OLDEST_KUEUE:
         yield ("addons.kueue", f"{kueue} has no API v1beta2; write {AddOns().kueue}")
     yield from _teams(environment)
+    yield from _accounts(environment)
     yield from _buckets(environment)
 
 
@@ -247,6 +248,21 @@ def _teams(environment: Environment) -> Iterator[Problem]:
         namespaces[namespace] = name
         if len(names.team_service_account(environment, name)) > names.LONGEST_ACCOUNT:
             yield (f"teams.{name}", "name too long for a service account; shorten it")
+
+
+def _accounts(environment: Environment) -> Iterator[Problem]:
+    owners = [*names.ACCOUNTS, *environment.teams]
+    for name in environment.service_accounts:
+        if name not in owners:
+            yield (f"service_accounts.{name}", f"neither a part nor a team{suggest(name, owners)}")
+    counts = Counter([
+        names.node_account(environment), environment.automation.service_account,
+        *(names.account(environment, part) for part in names.ACCOUNTS),
+        *(names.team_service_account(environment, team) for team in environment.teams),
+    ])  # fmt: skip
+    for account, count in counts.items():
+        if count > 1:
+            yield ("service_accounts", f"{account} is of two parts; write another name for one")
 
 
 def _buckets(environment: Environment) -> Iterator[Problem]:

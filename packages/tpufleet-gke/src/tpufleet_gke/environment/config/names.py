@@ -38,16 +38,16 @@ def account_email(environment: Environment, account: str) -> str:
 
 
 def node_account(environment: Environment) -> str:
-    return f"{environment.name}-{environment.nodes.service_account}"[:LONGEST_ACCOUNT].rstrip("-")
+    return environment.nodes.service_account or f"{environment.name}-gke-nodes"
 
 
 def team_service_account(environment: Environment, team: str) -> str:
-    return f"{environment.name}-{team}-jobs"
+    return environment.service_accounts.get(team) or f"{environment.name}-{team}-jobs"
 
 
 def account(environment: Environment, part: str) -> str:
     """Of a part in ACCOUNTS."""
-    return f"{environment.name}-{ACCOUNTS[part]}"
+    return environment.service_accounts.get(part) or f"{environment.name}-{ACCOUNTS[part]}"
 
 
 def team_namespace(name: str, team: Team) -> str:

@@ -161,7 +161,9 @@ class Cluster(Section, frozen=True, kw_only=True):
 
 
 class NodeDefaults(Section, frozen=True, kw_only=True):
-    service_account: Annotated[ServiceAccount, about("Service account of all nodes.")] = "gke-nodes"
+    service_account: Annotated[
+        ServiceAccount, about("Service account of all nodes.", default="NAME-gke-nodes")
+    ] = ""
     roles: Annotated[
         tuple[IamRole, ...], about("Its roles on the project; buckets are granted separately.")
     ] = NODE_ROLES
@@ -360,5 +362,9 @@ class Environment(Section, frozen=True, kw_only=True):
         msgspec.field(default_factory=lambda: {"training": Team(namespace="tpu-training")})
     )
     server: Annotated[Server, about("tpufleet server.")] = Server()
+    service_accounts: Annotated[
+        Mapping[Name, ServiceAccount],
+        about("Names of service accounts: of `server`, `bridge`, `provisioner`, or of a team."),
+    ] = {}
     addons: Annotated[AddOns, about("Versions in the cluster.")] = AddOns()
     budget: Annotated[Budget | None, about("Budget alerts.")] = None
