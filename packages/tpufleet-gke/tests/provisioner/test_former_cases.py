@@ -1,6 +1,6 @@
 """The cases of the former provisioner's own table tests (github.com/ai-on-gke/tpu-provisioner,
-internal/cloud/gke_test.go), with its expectations; where ours is another, the row says why. Cases of
-node counts and machine types are in test_pool_shapes.py."""
+internal/cloud/gke_test.go), with its expectations; where ours is another, the row says why. Cases
+of node counts and machine types are in test_pool_shapes.py."""
 
 from __future__ import annotations
 
@@ -249,7 +249,9 @@ def test_the_name_of_a_pool(jobset, name):
 
 HASHES = [
     pytest.param({}, {}, True, id="the same"),
-    pytest.param({"pod": {"labels": {"a": "b"}}}, {"pod": {"labels": {"a": "c"}}}, False, id="label"),
+    pytest.param(
+        {"pod": {"labels": {"a": "b"}}}, {"pod": {"labels": {"a": "c"}}}, False, id="label"
+    ),
     pytest.param(
         {"node_selector": {"a": "b", "c": "d"}}, {"node_selector": {"c": "d", "a": "b"}}, True,
         id="order of labels",
