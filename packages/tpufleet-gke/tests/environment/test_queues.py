@@ -194,3 +194,63 @@ def test_jobs_on_such_a_pool_ask_for_whole_slices():
 def test_kueue_cannot_place_on_slices_that_it_does_not_see(pools, message):
     with pytest.raises(BadInput, match=message):
         environment(tpu_pools=pools)
+
+
+CLASS = {
+    "zones": ["us-central1-a", "us-central1-b"],
+    "tpu_pools": {
+        "v5e": {
+            "type": "v5e-16", "slices": 3, "managed_by": "compute-class", "capacity": "reserved",
+            "reservation": "projects/other/reservations/mine/reservationBlocks/b1",
+            "fallback": ["on-demand", "spot"], "labels": {"team": "x"},
+            "taints": [{"key": "dedicated"}],
+        },
+        "single": {"type": "v5e-8"},
+    },
+}  # fmt: skip
+
+
+def test_a_compute_class_tries_one_kind_of_capacity_after_the_other():
+    """https://cloud.google.com/kubernetes-engine/docs/reference/crds/computeclass: `count` is that
+    of a node, and zones do not go with a reservation."""
+    (found,) = by_kind(environment(**CLASS), "ComputeClass").items()
+    tpus = {"type": "tpu-v5-lite-podslice", "count": 4, "topology": "4x4"}
+    shared = {"tpu": tpus, "storage": {"bootDiskType": "pd-balanced", "bootDiskSize": 200}}
+    zones = {"location": {"zones": ["us-central1-a"]}}  # the one that has the type
+    reservation = {"name": "mine", "project": "other", "reservationBlock": {"name": "b1"}}
+    name, manifest = found
+    assert name == "ml-v5e" and manifest["apiVersion"] == "cloud.google.com/v1"
+    assert manifest["spec"] == {
+        "priorities": [
+            {**shared, "reservations": {"affinity": "Specific", "specific": [reservation]}},
+            {**shared, **zones},
+            {**shared, "spot": True, **zones},
+        ],
+        "nodePoolAutoCreation": {"enabled": True},
+        "nodePoolConfig": {
+            "serviceAccount": "ml-gke-nodes@my-project.iam.gserviceaccount.com",
+            "nodeLabels": {"team": "x"},
+            "taints": [{"key": "dedicated", "value": "true", "effect": "NoSchedule"}],
+        },
+        "whenUnsatisfiable": "DoNotScaleUp",
+    }
+
+
+def test_kueue_admits_to_a_compute_class_by_its_selector():
+    built = environment(**CLASS)
+    found = by_kind(built, "ResourceFlavor")
+    labels = {name: flavor["spec"]["nodeLabels"] for name, flavor in found.items()}
+    assert labels["v5litepod-16"] == {"cloud.google.com/compute-class": "ml-v5e"}
+    assert "cloud.google.com/compute-class" not in labels["v5litepod-8"]
+    queue = by_kind(built, "ClusterQueue")["training"]
+    cohort = by_kind(built, "Cohort")["tpufleet"]
+    slices = [quota(one)["v5litepod-16"]["google.com/tpu"] for one in (queue, cohort)]
+    assert sum(slices) == 3 * 16
+
+
+def test_the_server_and_the_examples_select_the_compute_class():
+    built = environment(**CLASS)
+    assert "TPUFLEET_GKE_COMPUTE_CLASSES=v5litepod-16=ml-v5e\n" in helm_values.settings_env(built)
+    jobset = example_jobsets.hello_world(built, "training", "v5e-16", slices=1, image="image:1")
+    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert template["spec"]["nodeSelector"] == {"cloud.google.com/compute-class": "ml-v5e"}

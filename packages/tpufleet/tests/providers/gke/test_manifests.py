@@ -16,6 +16,7 @@ from tpufleet.model.job.jobs import Capacity, JobId
 from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys, manifests, slice_slots
+from tpufleet.providers.gke.jobset_client import fits_order
 from tpufleet.providers.gke.settings import GkeSettings, GkeTeam
 from tpufleet_firestore.bridge import jobs
 from tpufleet_firestore.bridge.documents import CodeRequest
@@ -124,6 +125,19 @@ def test_each_capacity_type_has_its_selector_and_toleration(capacity, extra, tai
 def test_reserved_capacity_without_a_reservation_is_rejected():
     with pytest.raises(BadRequest, match="no reservation"):
         manifests.jobset(order(capacity=Capacity.RESERVED), SETTINGS)
+
+
+def test_pods_of_a_compute_class_select_nothing_that_it_chooses():
+    """GKE rejects pods that also select spot."""
+    settings = structs.replace(SETTINGS, compute_classes={"v5litepod-16": "ml-v5e"})
+    manifest = manifests.jobset(order(capacity=Capacity.SPOT), settings)
+    assert pod(manifest)["nodeSelector"] == {
+        "cloud.google.com/compute-class": "ml-v5e", "topology.kubernetes.io/zone": "us-central1-a"
+    }  # fmt: skip
+    tolerated = {each["key"] for each in pod(manifest)["tolerations"]}
+    assert tolerated == {"google.com/tpu", "cloud.google.com/gke-spot"}
+    assert fits_order(manifest, order("c", capacity=Capacity.ON_DEMAND))
+    assert "compute-class" not in json.dumps(manifests.jobset(order(accelerator="v5e-8"), settings))
 
 
 PRIORITIES = [(1000, "veryhigh"), (100, "veryhigh"), (10, "high"), (1, "medium"), (0, "medium"),

@@ -469,3 +469,11 @@ def test_one_deleted_pod_is_named():
 
 def test_a_jobset_that_is_being_deleted_is_named():
     assert observe(manifest=jobset(deleted=True)).message == "JobSet j1-order-1 is being deleted"
+
+
+def test_a_compute_class_goes_on_to_its_next_priority_when_one_is_out_of_stock():
+    waiting = pod(0, "Pending", conditions=[UNSCHEDULABLE])
+    waiting["spec"] = {"nodeSelector": {keys.COMPUTE_CLASS: "ml-v5e"}}
+    events = capacity_events.latest_by_pod([event("FailedScaleUp", "GCE out of resources")])
+    (found,) = states.observed_slices(jobset(), [waiting], None, slots(), NOW, events)
+    assert (found.state, found.message) == ("creating", "GCE out of resources")

@@ -13,6 +13,7 @@ from tpufleet.errors import BadInput, invalid, not_available, unknown
 from tpufleet.model.tpu import type_lookup
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.gke import keys, kueue, manifests
+from tpufleet_gke.environment.addons import compute_classes
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.config.sections import Environment, Team
 
@@ -143,6 +144,11 @@ def _jobset(
         pool.topology_aware and pool.type == kind.name for pool in environment.tpu_pools.values()
     )
     metadata = {"metadata": {"annotations": kueue.topology_annotations(kind)}} if aware else {}
+    compute_class = compute_classes.class_names(environment).get(kind.name)
+    selector: Json = {keys.COMPUTE_CLASS: compute_class} if compute_class else {
+        "cloud.google.com/gke-tpu-accelerator": kind.gke_accelerator,
+        "cloud.google.com/gke-tpu-topology": kind.topology,
+    }  # fmt: skip
     return {
         "apiVersion": JOBSET_API_VERSION,
         "kind": "JobSet",
@@ -169,8 +175,8 @@ def _jobset(
                             "backoffLimit": 0,
                             "template": {
                                 **metadata,
-                                "spec": _pod(settings.service_account, kind, image, command,
-                                             variables)
+                                "spec": _pod(settings.service_account, kind, selector, image,
+                                             command, variables)
                             },
                         }
                     },
@@ -181,8 +187,9 @@ def _jobset(
 
 
 def _pod(
-    account: str, kind: Accelerator, image: str, command: list[str], variables: dict[str, str]
-) -> Json:
+    account: str, kind: Accelerator, selector: Json, image: str, command: list[str],
+    variables: dict[str, str],
+) -> Json:  # fmt: skip
     container: Json = {
         "name": "tpu-job",
         "image": image,
@@ -199,10 +206,7 @@ def _pod(
     return {
         "restartPolicy": "Never",
         "serviceAccountName": account,
-        "nodeSelector": {
-            "cloud.google.com/gke-tpu-accelerator": kind.gke_accelerator,
-            "cloud.google.com/gke-tpu-topology": kind.topology,
-        },
+        "nodeSelector": selector,
         "securityContext": RESTRICTED,
         "containers": [container],
     }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import yaml
 
 from tpufleet import __version__
 from tpufleet.model.values import encoding
+from tpufleet_gke.environment.addons import compute_classes
 from tpufleet_gke.environment.addons.team_manifests import HEADER
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.config.sections import Environment
@@ -54,9 +57,14 @@ def _server_settings(environment: Environment) -> dict[str, str]:
     settings = {
         "TPUFLEET_GKE_TEAMS": encoding.to_json(_teams(environment)).decode(),
         "TPUFLEET_GKE_TOPOLOGY_AWARE": ",".join(aware),
-        "TPUFLEET_GKE_RESERVATIONS": ",".join(f"{kind}={name}" for kind, name in reserved.items()),
+        "TPUFLEET_GKE_RESERVATIONS": _pairs(reserved),
+        "TPUFLEET_GKE_COMPUTE_CLASSES": _pairs(compute_classes.class_names(environment)),
     }
     return {name: value for name, value in settings.items() if value}
+
+
+def _pairs(values: Mapping[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in values.items())
 
 
 def _teams(environment: Environment) -> dict[str, dict[str, object]]:

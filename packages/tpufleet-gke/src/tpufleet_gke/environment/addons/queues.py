@@ -12,6 +12,7 @@ from typing import Any
 from tpufleet.model.tpu import machine_types, type_lookup
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.gke import keys, kueue
+from tpufleet_gke.environment.addons import compute_classes
 from tpufleet_gke.environment.config import capacity, names
 from tpufleet_gke.environment.config.sections import Environment, Team
 
@@ -38,6 +39,7 @@ class Flavor:
     capacity: str
     slices: int
     topology_aware: bool = False
+    compute_class: str = ""
     queued: bool = False  # its node pools have queued provisioning; those of the provisioner do not
 
     @property
@@ -47,6 +49,8 @@ class Flavor:
 
     @property
     def node_labels(self) -> Json:
+        if self.compute_class:
+            return {keys.COMPUTE_CLASS: self.compute_class}
         selected = {"spot": keys.SPOT, "flex-start": keys.FLEX_START}.get(self.capacity)
         return {
             "cloud.google.com/gke-tpu-accelerator": self.kind.gke_accelerator,
@@ -65,6 +69,7 @@ def manifests(environment: Environment) -> list[Json]:
     return [
         *kueue.priority_classes(),
         *([kueue.slice_topology()] if any(flavor.topology_aware for flavor in found) else []),
+        *compute_classes.manifests(environment),
         *(_resource_flavor(flavor) for flavor in found),
         *(_provisioning() if flexible else []),
         _cohort(environment, found, shares),
@@ -86,6 +91,7 @@ def flavors(environment: Environment) -> list[Flavor]:
     slices: dict[tuple[str, str], int] = {}
     aware: set[tuple[str, str]] = set()
     queued: set[tuple[str, str]] = set()
+    classes = compute_classes.class_names(environment)
     for pool in environment.tpu_pools.values():
         key = capacity.flavor_key(pool)
         slices[key] = slices.get(key, 0) + pool.slices
@@ -93,13 +99,14 @@ def flavors(environment: Environment) -> list[Flavor]:
             aware.add(key)
         if pool.capacity == "flex-start" and pool.managed_by == "terraform":
             queued.add(key)
-    order = ("on-demand", "spot", "flex-start")
+    order = ("on-demand", "spot", "flex-start", "compute-class")
     return [
         Flavor(
             kind=type_lookup.find(kind),
             capacity=found,
             slices=count,
             topology_aware=(kind, found) in aware,
+            compute_class=classes[kind] if found == "compute-class" else "",
             queued=(kind, found) in queued,
         )
         for (kind, found), count in sorted(

@@ -92,5 +92,7 @@ def _tpu_nodes(environment: Environment) -> int:
 
 def flavor_key(pool: TpuPool) -> tuple[str, str]:
     """Pools that agree in it are one ResourceFlavor: type and kind of capacity. Reserved slices
-    have the node labels of those on demand."""
+    have the node labels of those on demand. A ComputeClass may bring any kind."""
+    if pool.managed_by == "compute-class":
+        return (pool.type, pool.managed_by)
     return (pool.type, "on-demand" if pool.capacity == "reserved" else pool.capacity)

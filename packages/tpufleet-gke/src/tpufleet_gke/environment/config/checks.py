@@ -12,7 +12,7 @@ from tpufleet.model.tpu import machine_types, tpu_zones, type_lookup
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.schema import Problem
 from tpufleet_gke.environment.config import capacity, names
-from tpufleet_gke.environment.config.sections import AddOns, CpuPool, Environment, Network
+from tpufleet_gke.environment.config.sections import AddOns, CpuPool, Environment, Network, TpuPool
 
 CONTROL_PLANE_PREFIX = 28
 OLDEST_KUEUE = (0, 15)  # of the API of the queues
@@ -111,12 +111,13 @@ def _pools(environment: Environment) -> Iterator[Problem]:
                 f"{short_name(tpu.type)} cannot have {tpu.disk_type} disks; write "
                 f"{machine_types.default_disk_type(machine)}, or leave it out",
             )
-        if (tpu.capacity == "reserved") != bool(tpu.reservation):
+        yield from _compute_class(environment, path, tpu)
+        if ("reserved" in (tpu.capacity, *tpu.fallback)) != bool(tpu.reservation):
             hint = "set reservation: NAME" if not tpu.reservation else "write capacity: reserved"
             yield (f"{path}.reservation", f"goes with capacity reserved; {hint}")
-        if tpu.autoscaling and tpu.managed_by == "provisioner":
+        if tpu.autoscaling and tpu.managed_by != "terraform":
             yield (
-                f"{path}.autoscaling", "the provisioner scales by itself; remove it, or write "
+                f"{path}.autoscaling", "such node pools come and go with jobs; remove it, or write "
                 "managed_by: terraform",
             )  # fmt: skip
         if tpu.topology_aware and (tpu.managed_by != "terraform" or tpu.autoscaling):
@@ -140,6 +141,31 @@ def _pools(environment: Environment) -> Iterator[Problem]:
         if node_pool in named:
             yield (path, f"{named[node_pool]} has a node pool {node_pool} too; rename one")
         named.setdefault(node_pool, path)
+
+
+def _compute_class(environment: Environment, path: str, tpu: TpuPool) -> Iterator[Problem]:
+    """https://cloud.google.com/kubernetes-engine/docs/concepts/about-custom-compute-classes"""
+    if tpu.managed_by != "compute-class":
+        if tpu.fallback:
+            yield (f"{path}.fallback", "goes with managed_by: compute-class; write that")
+        return
+    kinds = Counter((tpu.capacity, *tpu.fallback))
+    if max(kinds.values()) > 1:
+        yield (f"{path}.fallback", f"{kinds.most_common(1)[0][0]} is there twice; remove one")
+    if tpu.capacity == "flex-start":
+        yield (f"{path}.capacity", "GKE may wait for flex-start for hours; for example spot")
+    kind = capacity.shape(tpu)
+    if kind.generation == "tpu7x" and kind.hosts > 1:
+        # Their workload policy can be named in Autopilot clusters only.
+        yield (
+            f"{path}.managed_by", f"a ComputeClass has no slices of {short_name(tpu.type)}; write "
+            "provisioner or terraform",
+        )  # fmt: skip
+    if sum(other.type == tpu.type for other in environment.tpu_pools.values()) > 1:
+        yield (
+            f"{path}.managed_by", f"another of tpu_pools has {short_name(tpu.type)} too, and its "
+            "jobs select the ComputeClass; write one pool with more slices",
+        )  # fmt: skip
 
 
 def _node_pools(environment: Environment) -> Iterator[tuple[str, str]]:

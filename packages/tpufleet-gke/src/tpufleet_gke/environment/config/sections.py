@@ -219,11 +219,16 @@ class TpuPool(Section, frozen=True, kw_only=True):
     ] = "on-demand"
     reservation: Annotated[Text, about("Name of the reservation, for `reserved`.")] = ""
     managed_by: Annotated[
-        Literal["provisioner", "terraform"],
+        Literal["provisioner", "terraform", "compute-class"],
         about(
-            "Who creates node pools: the provisioner, when a job needs them; or Terraform, always."
+            "Who creates node pools: the provisioner, when a job needs them; Terraform, always; or "
+            "GKE, by a ComputeClass, when a job needs them."
         ),
     ] = "provisioner"
+    fallback: Annotated[
+        tuple[Literal["on-demand", "spot", "reserved"], ...],
+        about("With `compute-class`: kinds of capacity that GKE tries next, in order."),
+    ] = ()
     autoscaling: Annotated[
         bool, about("With `terraform`: scale to zero while no job needs the slice.")
     ] = False

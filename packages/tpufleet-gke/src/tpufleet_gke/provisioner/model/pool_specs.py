@@ -352,6 +352,9 @@ def _node_config(
     if settings.secondary_disk:
         disk = {"diskImage": settings.secondary_disk, "mode": "CONTAINER_IMAGE_CACHE"}
         config["secondaryBootDisks"] = [disk]
+        # Images on it are read by image streaming:
+        # https://cloud.google.com/kubernetes-engine/docs/how-to/data-container-image-preloading
+        config["gcfsConfig"] = {"enabled": True}
     if settings.boot_disk_kms_key:
         config["bootDiskKmsKey"] = settings.boot_disk_kms_key
     if settings.disk_type:

@@ -338,7 +338,10 @@ def fits_order(jobset: Json, order: Order) -> bool:
         and annotations.get(keys.JOB) == order.job_id
         and annotations.get(keys.ZONE) == order.zone
         and annotations.get(keys.ACCELERATOR) == manifests.accelerator_of(order).name
-        and pod_template.capacity_of(pod["nodeSelector"]) is order.capacity
+        and (
+            keys.COMPUTE_CLASS in pod["nodeSelector"]  # which chooses the kind of capacity
+            or pod_template.capacity_of(pod["nodeSelector"]) is order.capacity
+        )
     )
 
 

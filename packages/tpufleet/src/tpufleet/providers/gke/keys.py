@@ -23,6 +23,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 POOL = "cloud.google.com/gke-nodepool"
 SPOT = "cloud.google.com/gke-spot"
+COMPUTE_CLASS = "cloud.google.com/compute-class"
 FLEX_START = "cloud.google.com/gke-flex-start"
 # Taint of nodes that queued provisioning brings.
 QUEUED = "cloud.google.com/gke-queued"

@@ -92,7 +92,7 @@ def pod_template(name: str, order: Order, settings: GkeSettings, accelerator: Ac
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "nodeSelector": _selector(order, settings, accelerator),
-        "tolerations": _tolerations(order),
+        "tolerations": _tolerations(order, accelerator.name in settings.compute_classes),
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": settings.user,
@@ -145,11 +145,13 @@ def _volume(source: str, settings: GkeSettings) -> Json:
 
 def _selector(order: Order, settings: GkeSettings, accelerator: Accelerator) -> dict[str, str]:
     assert accelerator.gke_accelerator is not None
-    chosen = {
+    chosen = {"topology.kubernetes.io/zone": order.zone, **settings.extra_selector}
+    compute_class = settings.compute_classes.get(accelerator.name)
+    if compute_class is not None:  # GKE refuses pods that select the kind of capacity too
+        return chosen | {keys.COMPUTE_CLASS: compute_class}
+    chosen |= {
         "cloud.google.com/gke-tpu-accelerator": accelerator.gke_accelerator,
         "cloud.google.com/gke-tpu-topology": accelerator.topology,
-        "topology.kubernetes.io/zone": order.zone,
-        **settings.extra_selector,
     }
     match order.capacity:
         case Capacity.SPOT:
@@ -177,9 +179,10 @@ def capacity_of(selector: Mapping[str, str]) -> Capacity:
     return next((kind for key, kind in by_key.items() if key in selector), Capacity.ON_DEMAND)
 
 
-def _tolerations(order: Order) -> list[Json]:
+def _tolerations(order: Order, of_compute_class: bool) -> list[Json]:
     tolerations = [{"key": keys.TPU, "operator": "Exists", "effect": "NoSchedule"}]
-    tainted = {Capacity.SPOT: keys.SPOT, Capacity.QUEUED: keys.QUEUED}.get(order.capacity)
+    capacity = Capacity.SPOT if of_compute_class else order.capacity  # a class may choose spot
+    tainted = {Capacity.SPOT: keys.SPOT, Capacity.QUEUED: keys.QUEUED}.get(capacity)
     if tainted:
         tolerations.append(
             {"key": tainted, "operator": "Equal", "value": "true", "effect": "NoSchedule"}

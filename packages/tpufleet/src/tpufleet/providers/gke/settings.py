@@ -63,6 +63,7 @@ class GkeSettings(msgspec.Struct, frozen=True, kw_only=True):
     queue: _Name = ""  # Kueue's LocalQueue; empty: without Kueue
     topology_aware: tuple[TypeName, ...] = ()  # accelerators whose Kueue flavor has a topology
     reservations: dict[TypeName, _Reservation] = {}
+    compute_classes: dict[TypeName, _Name] = {}  # GKE's, that bring the slices of a type
     cpu: Quantity = "4"  # of one host's pod
     memory: Quantity = "16Gi"
     scratch: Quantity = "100Gi"  # disk

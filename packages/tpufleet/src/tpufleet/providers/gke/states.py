@@ -244,7 +244,10 @@ def _observe_starting(
     for pod in unschedulable:
         event = capacity_events.get(pod["metadata"]["uid"])
         if event is not None:
-            state = CloudState.REFUSED if event.refused else CloudState.CREATING
+            # A ComputeClass goes on to its next priority: the boot timeout applies.
+            tried = keys.COMPUTE_CLASS in ((pod.get("spec") or {}).get("nodeSelector") or {})
+            refused = event.refused and not tried
+            state = CloudState.REFUSED if refused else CloudState.CREATING
             return _Observation(state, event.message, refusal=event.kind, detail=event.detail)
     for pod in unschedulable:
         # Flex-start waits for capacity for hours. Otherwise nodes come soon or never: the boot
