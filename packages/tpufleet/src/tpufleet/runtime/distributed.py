@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.runtime import profiling, progress_file, stop_signal
+from tpufleet.runtime import compiled_programs, profiling, progress_file, stop_signal
 from tpufleet.runtime.context import Context, context
 
 
@@ -44,6 +44,7 @@ def _join(here: Context, options: dict[str, Any]) -> None:
             process_id=here.process_id,
             **options,
         )
+    compiled_programs.keep(jax, here.process_id)
 
 
 def _on_cpu(jax: Any) -> bool:

@@ -28,6 +28,7 @@ from tpufleet.agent.workload import (
     python_environment,
 )
 from tpufleet.agent.workload.attempt_folder import PEER_GONE_FILE, AttemptFolder
+from tpufleet.agent.workload.compiled_programs import ProgramArchives
 from tpufleet.agent.workload.container_image import JobContainer
 from tpufleet.agent.workload.containment import AttemptProcesses, Containment
 from tpufleet.agent.workload.output import results
@@ -106,6 +107,7 @@ class Workload:
         self._container: AttemptProcesses | None = None
         self._python: JobPython | None = None
         self._compiled: Path | None = None  # programs
+        self._archives: ProgramArchives | None = None  # of the same programs
         self._image: JobContainer | None = None
         self._progress_reader: ProgressReader | None = None
         self._log_shipper: LogShipper | None = None
@@ -203,7 +205,7 @@ class Workload:
         self._progress_reader = progress = self._open_progress(log)
         progress_thread = threads.start("progress", lambda: progress.watch(ended))
         try:
-            exit = self._run_steps(log, pipe, progress)
+            exit = self._run_steps(log, pipe, progress, ended)
         finally:
             self._end_all()
             pipe.close()
@@ -239,7 +241,9 @@ class Workload:
 
         shipper.drain(LOG_UPLOAD_TIMEOUT_SECONDS, paused)
 
-    def _run_steps(self, log: LogFile, pipe: PipeReader, progress: ProgressReader) -> Exit:
+    def _run_steps(
+        self, log: LogFile, pipe: PipeReader, progress: ProgressReader, ended: Event
+    ) -> Exit:
         try:
             self._secrets = environment_variables.resolve_secrets(
                 self.assignment.secrets,
@@ -283,17 +287,23 @@ class Workload:
                     self.assignment, self._context.settings.work_dir, self._containment
                 )
                 shared.append(self._compiled)
+                self._archives = compiled_programs.open_archives(
+                    self.assignment, self._context.settings, self._compiled
+                )
             self._container = self._containment.open(
                 self.folder.path, self.assignment.checkpoint, shared
             )
         except (OSError, FleetError) as error:
             log.note(f"cannot start: {error}")
             return self._exit_without_process(str(error))
+        fetched = self._keep_programs(ended)
         if self._python is not None:
             failed = self._make_python(self._python, log, pipe)
             if failed is not None:
                 return failed
         for name, argv in steps.items():
+            if name == "command":
+                self._wait_for_programs(fetched)
             if self._stop.is_set():
                 log.note(f"stopped before {name}: {self._stop_reason}")
                 return self._exit_without_process(self._stop_reason, stopped=True)
@@ -305,6 +315,20 @@ class Workload:
                 if name == "setup" and (exit.status != 0 or exit.stopped_by_agent):
                     return exit
         return exit
+
+    def _keep_programs(self, ended: Event) -> Event:
+        """In the background. The event is set when the programs of other hosts are here."""
+        fetched = Event()
+        if (archives := self._archives) is None:
+            fetched.set()
+        else:
+            threads.start("compiled programs", lambda: archives.run(fetched, ended))
+        return fetched
+
+    def _wait_for_programs(self, fetched: Event) -> None:
+        deadline = time.monotonic() + compiled_programs.FETCH_TIMEOUT_SECONDS
+        while not fetched.wait(0.05) and not self._stop.is_set() and time.monotonic() < deadline:
+            continue
 
     def _make_python(self, python: JobPython, log: LogFile, pipe: PipeReader) -> Exit | None:
         """The exit if that fails, in uv's own words."""
@@ -516,8 +540,9 @@ class Workload:
             attempt_folder=self.folder.path,
             agent_bin_dir="" if python or self._image else self._context.agent_bin_dir,
         )
-        if self._compiled is not None and compiled_programs.DIRECTORY not in environ:
-            environ = compiled_programs.variables(self._compiled) | environ
+        if self._compiled is not None:
+            kept = compiled_programs.variables(self._compiled, self.assignment, environ)
+            environ = kept | environ
         return environ if python is None else environ | python.variables(environ)
 
     def _send_log(self, offset: int, data: bytes) -> int:
