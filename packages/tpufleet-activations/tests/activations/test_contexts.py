@@ -40,7 +40,9 @@ def tokenizer(tmp_path_factory):
         "{{ '<s>' }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}<|end|>\n"
         "{% endfor %}"
     )
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": template, "bos_token": "<s>"})
+    )
     return tokenization.Tokenizer(folder)
 
 
@@ -174,3 +176,73 @@ def test_a_stride_is_refused_where_it_has_no_effect(tmp_path, model_folder):
     assert code == 2 and "--too-long split" in printed
     code, printed = tpu(*common, "--too-long", "split", "--max-length", 16, "--stride", 17)
     assert code == 2 and "between 1 and --max-length 16" in printed
+
+
+def tokenized(index: int, size: int, stored=None) -> TokenizedSample:
+    tokens = np.array([0, *range(100 * index + 1, 100 * index + size)], np.int32)
+    return TokenizedSample(index=index, tokens=tokens, metadata={}, stored=stored)
+
+
+def test_joined_contexts_are_full_and_begin_with_bos():
+    samples = [tokenized(1, 5), tokenized(2, 9), tokenized(3, 2)]
+    joined = contexts.join(samples, 6)
+    assert [context.tokens.tolist() for context in joined] == [
+        [0, 101, 102, 103, 104, 0],
+        [0, 201, 202, 203, 204, 205],
+        [0, 206, 207, 208, 0, 301],
+    ]
+    # The first token of the second and third context is there for the model alone.
+    assert [context.runs for context in joined] == [
+        ((0, 5), (5, 6)),
+        ((1, 6),),
+        ((1, 4), (4, 6)),
+    ]
+    assert [part.metadata for part in joined[2].stored] == [{"context": 2, "contexts": 3}, {}]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), max_size=12),
+    length=st.integers(1, 17),
+    last=st.booleans(),
+)
+@settings(max_examples=200)
+def test_joined_contexts_store_each_chosen_token_once(sizes, length, last):
+    samples = [
+        tokenized(n, size, ((size - 1, size),) if last and size else None) if size
+        else TokenizedSample(index=n, tokens=np.empty(0, np.int32), metadata={})
+        for n, size in enumerate(sizes)
+    ]  # fmt: skip
+    joined = contexts.join(samples, length)
+    full = [context for context in joined if len(context.tokens)]
+    assert all(len(context.tokens) == length for context in full[:-1]) or last
+    assert length == 1 or all(context.tokens[0] == 0 for context in full)
+    stored = [
+        (part.sample.index, position)
+        for context in full
+        for part in context.stored
+        for position in part.stored_positions.tolist()
+    ]
+    assert stored == [
+        (sample.index, position)
+        for sample in samples
+        for start, stop in sample.runs
+        for position in range(start, stop)
+    ]
+    for context in full:
+        tokens = [t for start, stop in context.runs for t in context.tokens[start:stop].tolist()]
+        assert tokens == [
+            token
+            for part in context.stored
+            for token in part.sample.tokens[part.stored_positions].tolist()
+        ]
+
+
+def test_documents_get_a_bos_unless_they_have_one(tokenizer):
+    texts = [Sample(index=0, id="a", text="ab"), Sample(index=1, id="b", tokens=[1, 2])]
+    done = tokenization.tokenize(texts, tokenizer, max_length=4, too_long="concat")
+    bos = tokenizer.bos_id
+    assert [one.tokens.tolist() for one in done] == [[bos, 1, 2], [bos, 1, 2]]
+    done = tokenization.tokenize(
+        texts, tokenizer, max_length=4, too_long="concat", keep="no-special"
+    )
+    assert [one.runs for one in done] == [((1, 3),), ((1, 3),)]

@@ -78,10 +78,11 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples")
 )
 @click.option(
     "--too-long",
-    type=click.Choice(["skip", "cut", "split", "refuse"]),
+    type=click.Choice(["skip", "cut", "split", "refuse", "concat"]),
     default="skip",
     show_default=True,
-    help="Skip longer samples, cut them to --max-length, split them into contexts, or fail.",
+    help="Skip longer samples, cut them to --max-length, split them into contexts, or fail; "
+    "concat: join all samples, and split the whole.",
 )
 @click.option(
     "--stride",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tpufleet import runtime
+from tpufleet.errors import BadInput, together
 from tpufleet_activations import plans
 from tpufleet_activations.cli import output
 from tpufleet_activations.cli.group import INTERRUPTED
@@ -81,12 +82,24 @@ TERMINATED = 143  # exit status after SIGTERM, by shell convention
     type=COUNT,
     help="Threads that hash and write.  [default: one for each core, 8 to 32]",
 )
+@click.option(
+    "--stream",
+    default="",
+    metavar="ADDRESS",
+    help="Send rows to the programs that read from unix:/PATH or tcp://HOST:PORT, and store none.",
+)
+@click.option(
+    "--credentials",
+    help="Folder with the certificate and token of a tcp:// stream; created if it does not exist.",
+)
 @click.option("--worker", default="", help="Name of this worker, unique among running workers.")
 @json_option
 @click.option("--quiet", is_flag=True, help="Do not show progress.")
 @click.pass_context
 def run(context: click.Context, out: str, **options: Any) -> None:
     """Run the plan in OUT until it is complete. Any number of workers can run concurrently."""
+    if options["credentials"] and not options["stream"]:
+        raise BadInput(together("--credentials", "--stream"))
     if runtime.context().num_processes == 1:  # JAX has a handler of its own in larger groups
         runtime.install_stop_handler()
     storage = open_storage(out)
@@ -100,7 +113,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
         context.exit(INTERRUPTED)
     if meter is None:
         return
-    stopped = runtime.should_stop() and not meter.complete
+    stopped = runtime.should_stop() and (bool(options["stream"]) or not meter.complete)
     output.show_end(meter, as_json=options["as_json"], stopped=stopped)
     if stopped:
         output.show_resume("stopped", out)
@@ -115,9 +128,11 @@ def _run(
     options: Mapping[str, Any],
 ) -> Meter | None:
     """None if there is nothing to do."""
+    stream = options["stream"]
     try:
         with translate_disk_errors(storage):
-            storage.staging()  # finds a read-only disk before the model is loaded
+            if not stream:
+                storage.staging()  # finds a read-only disk before the model is loaded
     except DiskUnusable:
         if not dataset_status.DatasetMonitor(storage).complete():
             raise
@@ -129,7 +144,7 @@ def _run(
         meshes.parse_mesh(options["mesh"])
     # Processes of a gang join each other first: one may see the last commit, and others not yet.
     alone = runtime.context().num_processes == 1 and options["scope"] == "local"
-    if alone and dataset_status.DatasetMonitor(storage).complete():
+    if alone and not stream and dataset_status.DatasetMonitor(storage).complete():
         samples = planned.samples
         runtime.progress(samples, total=samples, checkpoint_step=samples)
         output.show_complete(planned, out, as_json=options["as_json"])
@@ -162,6 +177,8 @@ def _run(
         compile_cache=options["compile_cache"],
         calibrate=options["calibrate"],
         name=options["worker"],
+        stream=stream,
+        credentials=options["credentials"],
         options=workers.default_options(
             os.cpu_count() or 1, preparers=options["preparers"], writers=options["writers"]
         ),

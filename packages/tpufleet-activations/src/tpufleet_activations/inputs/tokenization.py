@@ -19,7 +19,7 @@ from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs import chat_templates, contexts
 from tpufleet_activations.inputs.samples import Sample, TokenizedSample
 
-TOO_LONG = ("skip", "cut", "refuse", "split")
+TOO_LONG = ("skip", "cut", "refuse", "split", "concat")
 
 
 class Tokenizer:
@@ -59,6 +59,22 @@ class Tokenizer:
         """Token ids that the tokenizer calls special, such as those of BOS and <|im_start|>."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(number for number, token in added.items() if token.special)
+
+    @cached_property
+    def bos_id(self) -> int:
+        """Before each document that is joined to others. Models without BOS, such as GPT-2, were
+        trained on documents between EOS."""
+        names = chat_templates.special_tokens(
+            self._settings, _read_json(self._folder / "special_tokens_map.json")
+        )
+        for name in ("bos_token", "eos_token"):
+            token = self._tokenizer.token_to_id(names.get(name, ""))
+            if token is not None:
+                return token
+        raise BadInput(
+            f"{self._folder} names no bos_token or eos_token, which --too-long concat puts before "
+            "each document; pass --tokenizer with a folder that does"
+        )
 
     def answer_span(self, sample: Sample, text: str) -> tuple[int, int]:
         """Where the answer of a conversation is in `text`, the conversation as rendered."""
@@ -156,12 +172,23 @@ def tokenize(
         )
         for sample in samples
     ]
-    if keep == "all":
-        return finished
-    return [
-        _select(sample, done, texts.get(sample.index, ""), tokenizer, keep)
-        for sample, done in zip(samples, finished, strict=True)
-    ]
+    if keep != "all":
+        finished = [
+            _select(sample, done, texts.get(sample.index, ""), tokenizer, keep)
+            for sample, done in zip(samples, finished, strict=True)
+        ]
+    if too_long == "concat":
+        return [_with_bos(done, tokenizer.bos_id, keep) for done in finished]
+    return finished
+
+
+def _with_bos(done: TokenizedSample, bos: int, keep: str) -> TokenizedSample:
+    """The document with a BOS before it."""
+    if not len(done.tokens) or done.tokens[0] == bos:
+        return done
+    tokens = np.concatenate([np.array([bos], np.int32), done.tokens])
+    runs = tuple((start + 1, stop + 1) for start, stop in done.runs)
+    return replace(done, tokens=tokens, stored=None if keep == "all" else runs)
 
 
 def _select(
@@ -244,7 +271,7 @@ def _finish(
                 f"sample {sample.index} ({sample.id}) has {len(ids)} tokens, more than "
                 f"{max_length}; raise --max-length, or pass --too-long skip, cut or split"
             )
-        if too_long != "split":
+        if too_long not in ("split", "concat"):
             metadata["full_length"] = len(ids)
             if too_long == "skip":
                 metadata["skipped"] = f"{len(ids)} tokens, more than {max_length}"

@@ -30,7 +30,7 @@ class RowSpan(NamedTuple):
     its contexts, or of a block."""
 
     unit: int
-    file: int
+    file: Any  # its number; of rows that are received, what they arrived in
     start: int
     stop: int
 
@@ -178,10 +178,15 @@ class Dataset:
     def blocks(self, height: int) -> Iterator[RowSpan]:
         """All rows, so many at a time."""
         for unit in sorted(self.commits):
-            for file in range(len(self.files(unit))):
-                count = self.row_count(unit, file)
-                for start in range(0, count, height):
-                    yield RowSpan(unit, file, start, min(start + height, count))
+            yield from self.unit_blocks(unit, 0, height)
+
+    def unit_blocks(self, unit: int, start: int, height: int) -> Iterator[RowSpan]:
+        """The rows of a unit from `start` on, counted over its files."""
+        for file in range(len(self.files(unit))):
+            count = self.row_count(unit, file)
+            for first in range(min(start, count), count, height):
+                yield RowSpan(unit, file, first, min(first + height, count))
+            start = max(start - count, 0)
 
     def _find(self, sample: int) -> list[RowSpan]:
         """In the order of the sample's tokens."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import accumulate, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tpufleet.errors import BadInput, Conflict
+from tpufleet_activations import plans
 from tpufleet_activations.io import dtypes, scattered_reads, shards
+from tpufleet_activations.io.aligned_memory import MemoryPool
 from tpufleet_activations.io.dataset_reader import Dataset, RowSpan
 
 READERS = 8  # blocks read concurrently
@@ -25,6 +27,22 @@ class RowBatch(NamedTuple):
     tokens: np.ndarray
     positions: np.ndarray  # within the sample
     samples: np.ndarray  # index of the sample
+
+
+class RowSource(Protocol):
+    """What rows are read from: a dataset, or an extraction that is running."""
+
+    memory: MemoryPool
+
+    @property
+    def plan(self) -> plans.ExtractionPlan: ...
+
+    def rows(self, unit: int, file: Any, name: str, start: int, stop: int) -> np.ndarray: ...
+
+    def row_samples(self, unit: int, file: Any, start: int, stop: int) -> np.ndarray: ...
+
+    def read_rows_to(self, unit: int, file: Any, site: str, start: int, rows: np.ndarray) -> bool:
+        """False if they have to be copied from `rows`."""
 
 
 def shuffled_rows(
@@ -90,13 +108,13 @@ def shuffled_batches(
     blocks = _own_blocks(dataset, block, seed, rank, world_size)
     batch = max(min(batch, sum(one.height for one in blocks)), 1)  # no memory for more
     random = np.random.default_rng((seed, rank))
-    return _batches(
-        _RowReader(dataset, tuple(sites), batch, labelled),
+    return read_rounds(
+        RowReader(dataset, tuple(sites), batch, labelled),
         _rounds(blocks, random, batch, blocks_in_memory, skip),
     )
 
 
-class _Round(NamedTuple):
+class Round(NamedTuple):
     """Blocks whose rows are shuffled together, with rows that the round before left over."""
 
     blocks: list[RowSpan]
@@ -109,7 +127,7 @@ class _Round(NamedTuple):
 
 def _rounds(
     blocks: list[RowSpan], random: np.random.Generator, batch: int, together: int, skip: int
-) -> Iterator[_Round]:
+) -> Iterator[Round]:
     """Without those that are skipped as a whole."""
     ends = np.cumsum([0, *(one.height for one in blocks)])
     rest, read = np.empty(0, np.int64), True  # rows left over, by number; whether a round has them
@@ -124,22 +142,22 @@ def _rounds(
             continue
         if len(rest) and not read:
             yield _left_over(blocks, ends, rest)
-        yield _Round(blocks[first:last], order, len(rest), count, skip)
+        yield Round(blocks[first:last], order, len(rest), count, skip)
         skip, rest, read = 0, left, True
     if len(rest) and not read and not skip:
         yield _left_over(blocks, ends, rest)
 
 
-def _left_over(blocks: list[RowSpan], ends: np.ndarray, rows: np.ndarray) -> _Round:
+def _left_over(blocks: list[RowSpan], ends: np.ndarray, rows: np.ndarray) -> Round:
     """A round that only leaves these rows over, by number: skipped rounds would have."""
     found = np.searchsorted(ends, rows, side="right") - 1
     needed, places = np.unique(found, return_inverse=True)
     sizes = ends[needed + 1] - ends[needed]
     within = rows - ends[found] + (np.cumsum(sizes) - sizes)[places]
-    return _Round([blocks[n] for n in needed], within, 0, 0, 0)
+    return Round([blocks[n] for n in needed], within, 0, 0, 0)
 
 
-def _batches(reader: _RowReader, rounds: Iterator[_Round]) -> Iterator[RowBatch]:
+def read_rounds(reader: RowReader, rounds: Iterator[Round]) -> Generator[RowBatch, None, None]:
     rest: RowBatch | None = None
     is_finalizing = sys.is_finalizing  # when it says so, modules have lost their names
     threads = ThreadPoolExecutor(READERS, thread_name_prefix="shuffled-rows")
@@ -158,10 +176,10 @@ def _batches(reader: _RowReader, rounds: Iterator[_Round]) -> Iterator[RowBatch]
         yield rest
 
 
-class _RowReader:
+class RowReader:
     """Reads blocks of a dataset to rows in memory that is used again."""
 
-    def __init__(self, dataset: Dataset, sites: tuple[str, ...], batch: int, labelled: bool):
+    def __init__(self, dataset: RowSource, sites: tuple[str, ...], batch: int, labelled: bool):
         self.dataset, self.sites, self.batch, self.labelled = dataset, sites, batch, labelled
 
     def new_values(self, site: str) -> np.ndarray:
@@ -182,7 +200,7 @@ class _RowReader:
 class _Reading:
     """A round that is being read: each block by a thread, each row to its place in a batch."""
 
-    def __init__(self, reader: _RowReader, turn: _Round, threads: Executor):
+    def __init__(self, reader: RowReader, turn: Round, threads: Executor):
         self._reader, self._round = reader, turn
         batch, height = reader.batch, sum(block.height for block in turn.blocks)
         # Of each row in the shuffled order; -1: not needed.

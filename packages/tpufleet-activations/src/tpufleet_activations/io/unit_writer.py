@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,6 +27,16 @@ class StoredSample:
     tokens: np.ndarray
     positions: np.ndarray
     metadata: Mapping[str, Any]
+
+
+class RowWriter(Protocol):
+    """Where the rows of a unit go."""
+
+    def append(self, site: str, *parts: np.ndarray) -> None: ...
+
+    def finish(self) -> list[dict[str, Any]]: ...
+
+    def abandon(self) -> None: ...
 
 
 class UnitWriter:

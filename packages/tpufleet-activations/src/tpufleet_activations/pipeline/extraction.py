@@ -11,11 +11,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from tpufleet import runtime
+from tpufleet.errors import BadInput
 from tpufleet.runtime.object_store import FolderStore
 from tpufleet.runtime.units import INDEXED_UNITS, LEASE, HeldUnit, Units
 from tpufleet_activations import plans
@@ -35,6 +36,8 @@ from tpufleet_activations.pipeline import (
 from tpufleet_activations.pipeline.locations import Locations
 from tpufleet_activations.pipeline.progress_meter import Meter
 from tpufleet_activations.start_times import StartTimes
+from tpufleet_activations.streams import addresses
+from tpufleet_activations.streams.server import StreamServer
 
 # Threads that hash and write wait for the interpreter's lock after each piece, while one that
 # prepares batches holds it for as long as it may: at Python's 5 ms, for half of the time.
@@ -55,6 +58,8 @@ class ExtractionSettings:
     calibrate: bool | None = None
     compile_cache: str | None = None  # see `program_cache.open_cache`
     name: str = ""
+    stream: str = ""  # the address where readers get the rows, which are not stored then
+    credentials: str | None = None  # of that address
     poll: float = gangs.POLL_SECONDS
     options: workers.WorkerOptions = field(default_factory=workers.WorkerOptions)
 
@@ -80,7 +85,8 @@ def run(
     should_stop: Callable[[], bool] = runtime.should_stop,
     on_progress: Callable[[Meter], None] | None = None,
 ) -> Meter:
-    """Run this process's share of the plan until every unit is committed.
+    """Run this process's share of the plan until every unit is committed; or, for a stream, the
+    units that readers ask for, until they have all.
 
     `model` and `data` are their locations on this machine, if different from the plan's.
     """
@@ -96,23 +102,23 @@ def run(
     if isinstance(storage, FolderStore):
         storage.remove_stale_drafts("units", "workers")
     options = settings.options
+    is_gang = settings.scope == "global" and jax.process_count() > 1
+    if is_gang and settings.stream:
+        raise BadInput("a stream needs --scope local: each process serves readers of its own")
     pool = preparation.PreparerPool(plan, resolved, options.preparers)
-    with closing(pool) as preparers:
+    with closing(pool) as preparers, ExitStack() as ends:
         preparers.start()
-        is_gang = settings.scope == "global" and jax.process_count() > 1
-        units = _units(storage, plan, settings, 0 if is_gang else runtime.context().process_id)
-        committed = units.committed()
-        plans.check_commits(plan, committed)
-        units.index_found()
-        before = sum(len(plan.sample_range(unit)) for unit in committed)
-        meter = Meter(plan, samples_before=before, start=times)
+        meter = Meter(plan, start=times)
         report = ProgressReporter(on_progress)
-
-        def recount() -> None:
-            """Other workers have committed units meanwhile."""
+        units = server = None
+        if settings.stream:
+            server = ends.enter_context(closing(_server(plan, settings, should_stop)))
+        else:
+            units = _units(storage, plan, settings, 0 if is_gang else runtime.context().process_id)
             committed = units.committed()
+            plans.check_commits(plan, committed)
+            units.index_found()
             meter.recount(sum(len(plan.sample_range(unit)) for unit in committed))
-            report(meter)
 
         def open_engine() -> workers.OpenedEngine:
             with times.measure("devices"):
@@ -148,10 +154,14 @@ def run(
             if held or waiting:
                 report(meter)
 
-        coordinator: gangs.Coordinator = gangs.SoloCoordinator(
-            units, should_stop, settings.poll, on_wait
-        )
+        coordinator: gangs.Coordinator
+        if units is None:
+            assert server is not None
+            coordinator = server
+        else:
+            coordinator = gangs.SoloCoordinator(units, should_stop, settings.poll, on_wait)
         if is_gang:
+            assert units is not None
             # Devices of all processes take part in forming a gang: nothing else uses them then.
             engine: workers.OpenedEngine | Future[workers.OpenedEngine] = open_engine()
             coordinator = _gang_coordinator(storage, units, should_stop, settings.poll, on_wait)
@@ -167,18 +177,30 @@ def run(
             meter=meter,
             options=options,
             preparers=preparers,
+            open_writer=None if server is None else server.open_writer,
         )
-        with translate_disk_errors(storage):
-            if is_gang and jax.process_index():
-                worker.run(report)
-                recount()
-                return meter
-            with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
-                worker.run(report)
-                if plan.units >= INDEXED_UNITS and units.finished():
-                    units.write_index()
-                recount()
-                return meter
+        ends.enter_context(translate_disk_errors(storage))
+        leads = units is not None and not (is_gang and jax.process_index())
+        if units is not None and leads:
+            ends.enter_context(workers.HeartbeatThread(units, settings.lease.total_seconds() / 4))
+        worker.run(report)
+        if units is not None:
+            if leads and plan.units >= INDEXED_UNITS and units.finished():
+                units.write_index()
+            # Other workers have committed units meanwhile.
+            meter.recount(sum(len(plan.sample_range(unit)) for unit in units.committed()))
+            report(meter)
+        return meter
+
+
+def _server(
+    plan: plans.ExtractionPlan, settings: ExtractionSettings, should_stop: Callable[[], bool]
+) -> StreamServer:
+    address = addresses.parse(settings.stream)
+    credentials = addresses.needed(address, settings.credentials)
+    if credentials is not None:
+        credentials.create_missing()
+    return StreamServer(address, credentials, plan, should_stop)
 
 
 def _known_shapes(plan: plans.ExtractionPlan, engine: engines.Engine) -> Iterable[batches.Batch]:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from tpufleet.errors import FleetError, NotFound, Temporary
 from tpufleet.runtime.object_store import ObjectStore
@@ -30,6 +30,19 @@ Outcome = Callable[[ShardFiles], dict[str, Any]]
 
 class GangLost(FleetError, Temporary):
     """Other processes of the gang do not respond. Restart the gang."""
+
+
+class Coordinator(Protocol):
+    """Decides which units this process runs."""
+
+    part: int
+    parts: int
+
+    def claims(self) -> Iterator[Claim | None]: ...
+
+    def should_stop(self) -> bool: ...
+
+    def commit(self, claim: Claim, files: ShardFiles, outcome: Outcome) -> None: ...
 
 
 class SoloCoordinator:
@@ -172,9 +185,6 @@ class GangMember:
         """Hand in this part; the leader commits the unit."""
         name = _part_name(self._gang, claim, self.part)
         self._objects.create(name, json.dumps(files).encode())
-
-
-Coordinator = SoloCoordinator | GangMember  # decides which units this process runs
 
 
 def _wait_for(objects: ObjectStore, name: str, poll: float, timeout: float) -> Any:

@@ -251,11 +251,9 @@ def measure_lengths(
     spans = (
         [range(0, count)] if wanted >= count else [range(n, n + 1) for n in range(0, count, step)]
     )
-    lengths: list[int] = []
     skipped: Counter[str] = Counter()
     kinds: dict[str, str] = {}  # the first reason of each
-    samples = stored = 0
-    stride = options.get("stride") or options["max_length"]
+    tokenized: list[TokenizedSample] = []
     for span in spans:
         for sample in tokenization.tokenize(
             source.read(span),
@@ -265,15 +263,23 @@ def measure_lengths(
             vocabulary=vocabulary,
             keep=options["keep"],
         ):
-            samples += 1
-            for context in contexts.split(sample, options["max_length"], stride):
-                lengths.append(context.stop - context.start)
-                stored += sum(stop - start for start, stop in context.runs)
+            tokenized.append(sample)
             if not len(sample.tokens):
                 reason = _skip_reason(sample, options)
                 # Token counts and positions in JSON differ from sample to sample.
                 skipped[kinds.setdefault(re.sub(r"\d+", "N", reason), reason)] += 1
-    return MeasuredSamples(samples=samples, lengths=lengths, stored=stored, skipped=skipped)
+    divided = contexts.divide(
+        tokenized,
+        max_length=options["max_length"],
+        too_long=options["too_long"],
+        stride=options.get("stride") or 0,
+    )
+    return MeasuredSamples(
+        samples=len(tokenized),
+        lengths=[len(context.tokens) for context in divided],
+        stored=sum(stop - start for context in divided for start, stop in context.runs),
+        skipped=skipped,
+    )
 
 
 def _skip_reason(sample: TokenizedSample, options: Mapping[str, Any]) -> str:

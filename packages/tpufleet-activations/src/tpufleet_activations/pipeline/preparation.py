@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from tpufleet_activations import plans
 from tpufleet_activations.inputs import contexts, sources, tokenization
-from tpufleet_activations.inputs.contexts import Context
+from tpufleet_activations.inputs.contexts import AnyContext
 from tpufleet_activations.inputs.samples import TokenizedSample
 from tpufleet_activations.io.unit_writer import StoredSample
 from tpufleet_activations.pipeline import batches
@@ -28,7 +28,7 @@ class PreparedUnit:
 
     unit: int
     samples: tuple[TokenizedSample, ...]
-    contexts: tuple[Context, ...]
+    contexts: tuple[AnyContext, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class BatchedUnits:
     batches: tuple[batches.Batch, ...]
 
     @cached_property
-    def contexts(self) -> list[Context]:
+    def contexts(self) -> list[AnyContext]:
         """By number."""
         return [context for unit in self.units for context in unit.contexts]
 
@@ -89,7 +89,8 @@ def _stored(unit: PreparedUnit, order: list[int], include_skipped: bool) -> list
             positions=context.stored_positions,
             metadata=context.metadata,
         )
-        for context in (unit.contexts[n] for n in order)
+        for n in order
+        for context in unit.contexts[n].stored
     ]
 
 
@@ -122,15 +123,10 @@ def batch_units(
 def prepare_samples(
     unit: int, samples: Sequence[TokenizedSample], plan: plans.ExtractionPlan
 ) -> PreparedUnit:
-    split = (
-        contexts.split(sample, plan.max_length, plan.stride or plan.max_length)
-        for sample in samples
+    divided = contexts.divide(
+        samples, max_length=plan.max_length, too_long=plan.too_long, stride=plan.stride
     )
-    return PreparedUnit(
-        unit=unit,
-        samples=tuple(samples),
-        contexts=tuple(context for parts in split for context in parts),
-    )
+    return PreparedUnit(unit=unit, samples=tuple(samples), contexts=tuple(divided))
 
 
 class UnitPreparer:

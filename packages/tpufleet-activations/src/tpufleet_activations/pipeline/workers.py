@@ -23,9 +23,10 @@ import numpy as np
 from tpufleet.errors import Fenced
 from tpufleet.runtime.units import Claim, Units
 from tpufleet_activations import plans
-from tpufleet_activations.inputs.contexts import Context
+from tpufleet_activations.inputs.contexts import AnyContext
 from tpufleet_activations.io import shard_writer, unit_writer
 from tpufleet_activations.io.storage import Storage
+from tpufleet_activations.io.unit_writer import RowWriter, StoredSample
 from tpufleet_activations.model import engines
 from tpufleet_activations.pipeline import batches, calibration, preparation, stages
 from tpufleet_activations.pipeline.gangs import Coordinator
@@ -130,7 +131,7 @@ class _WrittenUnit:
 
     claim: Claim
     unit: preparation.PreparedUnit
-    writer: unit_writer.UnitWriter
+    writer: RowWriter
 
 
 class Worker:
@@ -145,15 +146,18 @@ class Worker:
         meter: Meter | None = None,
         options: WorkerOptions = WorkerOptions(),  # noqa: B008
         preparers: preparation.PreparerPool | None = None,
+        open_writer: Callable[[Claim, Sequence[StoredSample]], RowWriter] | None = None,
     ):
         """`engine` may be opened while the first units are claimed and tokenized. `preparers` that
-        were started earlier; the worker closes them."""
+        were started earlier; the worker closes them. `open_writer`: where the rows of a unit go, by
+        default to the storage."""
         self._storage, self._plan, self._locations = storage, plan, locations
         self._opening, self._coordinator, self._options = engine, coordinator, options
         self._preparers = preparers
+        self._open_writer = open_writer or self._unit_writer
         self.meter = meter or Meter(plan, peak=self._engine.peak_flops())
-        self._writers: list[unit_writer.UnitWriter] = []  # of the group being written
-        self._unfinished: set[unit_writer.UnitWriter] = set()
+        self._writers: list[RowWriter] = []  # of the group being written
+        self._unfinished: set[RowWriter] = set()
         self._writer_pool = shard_writer.WriterPool(options.writers, options.backlog)
         # Files that wait for a stream stay in memory, so there are few of them.
         self._upload_pool = (
@@ -351,22 +355,21 @@ class Worker:
         if len(group.claims) - 1 in step.ended:
             self._writers = []
 
-    def _open_writers(self, group: _Group) -> list[unit_writer.UnitWriter]:
-        part = self._coordinator.part
+    def _open_writers(self, group: _Group) -> list[RowWriter]:
         rows = [self._engine.rows(len(batch.tokens)) for batch in group.prepared.batches]
-        samples = group.prepared.stored_samples(rows, include_skipped=part == 0)
-        return [
-            unit_writer.UnitWriter(
-                self._storage,
-                self._plan,
-                claim,
-                own,
-                part=part,
-                executor=self._writer_pool,
-                uploader=self._upload_pool,
-            )
-            for claim, own in zip(group.claims, samples, strict=True)
-        ]
+        samples = group.prepared.stored_samples(rows, include_skipped=not self._coordinator.part)
+        return list(map(self._open_writer, group.claims, samples))
+
+    def _unit_writer(self, claim: Claim, samples: Sequence[StoredSample]) -> RowWriter:
+        return unit_writer.UnitWriter(
+            self._storage,
+            self._plan,
+            claim,
+            samples,
+            part=self._coordinator.part,
+            executor=self._writer_pool,
+            uploader=self._upload_pool,
+        )
 
     def _commit(self, written: _WrittenUnit) -> None:
         claim = written.claim
@@ -415,7 +418,7 @@ class HeartbeatThread:
 
 
 def _append(
-    writers: Sequence[unit_writer.UnitWriter],
+    writers: Sequence[RowWriter],
     prepared: preparation.BatchedUnits,
     batch: batches.Batch,
     block: engines.OutputBlock,
@@ -438,7 +441,7 @@ def _append(
 def _token_rows(
     values: np.ndarray,
     spans: Sequence[batches.SampleSpan],
-    contexts: Sequence[Context],
+    contexts: Sequence[AnyContext],
     first_row: int,
 ) -> list[np.ndarray]:
     """The rows of [rows, length, ...] that are stored, without padding and without copying."""
