@@ -22,7 +22,7 @@ from tests.polling import Patience
 from tests.server_process import Server
 from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
-from tpufleet.errors import FleetError, Unreachable
+from tpufleet.errors import Conflict, FleetError, Unreachable
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.fleet.hosts import Phase, host_id
 from tpufleet.model.job.attempts import Attempt, AttemptId
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 WORKLOAD = Path(__file__).parent / "workload"
 PLENTY = {"failure": 60, "setup": 60, "memory": 60, "hang": 60, "infrastructure": 60}
 HIT_WITHIN = 15.0  # seconds in which a fault waits for something to hit
+MISSED = "(missed)"
 CLEARED_WITHIN = 90.0  # seconds from the end of the last job until nothing of it is left
 
 
@@ -85,6 +86,7 @@ class ChaosRun:
         self.store = store
         self._work: list[ChaosJob] = []
         self._ended: dict[AttemptId, Attempt] = {}
+        self._ended_at: dict[JobId, float] = {}  # when the job was first seen ended
         self._done: list[str] = []  # what was done to them
         self._began = time.monotonic()
         self._senders: list[threading.Thread] = []
@@ -140,6 +142,10 @@ class ChaosRun:
             "grace": "3s",
         }
 
+    @property
+    def works(self) -> tuple[ChaosJob, ...]:
+        return tuple(self._work)
+
     def ledger_folder(self, work: ChaosJob) -> Path:
         """Jobs may run as another user."""
         path = self.folder / "ledgers" / work.id
@@ -151,7 +157,23 @@ class ChaosRun:
 
     def cancel(self, work: ChaosJob) -> None:
         """Returns when it is acknowledged: from then on, the job must not start again."""
-        self.call(lambda client: client.cancel(work.id), self.patience)
+
+        def cancel(client: FleetClient) -> None:
+            with contextlib.suppress(Conflict):  # it has ended: the first response was lost
+                client.cancel(work.id)
+
+        self.call(cancel, self.patience)
+
+    def cancel_soon(self, work: ChaosJob, delay: float) -> None:
+        """Meanwhile, whatever else happens."""
+
+        def cancel() -> None:
+            time.sleep(delay)
+            self.cancel(work)
+            self._note(f"the cancellation of {work.id} is acknowledged")
+
+        self._senders.append(threading.Thread(target=cancel, daemon=True))
+        self._senders[-1].start()
 
     def call(self, request: Callable[[FleetClient], object], within: float) -> None:
         """Send a request to any of the servers, again and again until it was answered."""
@@ -190,7 +212,8 @@ class ChaosRun:
             except Missed as missed:
                 self._note(f"{fault.__name__} missed: {missed}")
                 if patience.is_over:
-                    self.counts["(missed)"] += 1
+                    self.counts[MISSED] += 1
+                    self.counts[f"{fault.__name__} {MISSED}"] += 1
                     return
                 self.watch(0.5)
             else:
@@ -222,6 +245,9 @@ class ChaosRun:
 
     def check_attempts(self) -> None:
         for work in self._work:
+            job = self.store.job(work.id)
+            if job is not None and job.ended:
+                self._ended_at.setdefault(work.id, time.monotonic())
             attempts = self.store.attempts(work.id)
             live = [attempt.number for attempt in attempts if attempt.live]
             assert len(live) <= 1, self.failure_report(f"{work.id} has the live attempts {live}")
@@ -290,6 +316,9 @@ class ChaosRun:
         if work.cancelled:
             if job is None or job.state is not JobState.CANCELLED:
                 found.append(f"it was cancelled, and is {job and job.state}: {job and job.reason}")
+            found += ledger.cancelled_violations(
+                ledger.read(self.ledger_folder(work)), self._ended_at[work.id]
+            )
             return [f"{work.id}: {fault}" for fault in found]
         if job is None or job.state is not JobState.SUCCEEDED:
             found.append(f"it is {job and job.state}: {job and job.reason}")

@@ -21,13 +21,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.chaos.burst import Burst
-from tests.chaos.chaos_run import ChaosJob, ChaosRun
+from tests.chaos.chaos_run import MISSED, ChaosJob, ChaosRun
 from tests.chaos.faults import ALL_FAULTS
 from tests.chaos.machine import open_machine
-from tests.chaos.machine_faults import MACHINE_FAULTS
+from tests.chaos.machine_faults import (
+    DEATHS,
+    MACHINE_FAULTS,
+    network_is_partitioned_beyond_the_lease_of_agents,
+)
 from tests.chaos.own_postgres import OwnPostgres
 
 EVERY_FAULT = (*ALL_FAULTS, *MACHINE_FAULTS)
+LONG_FAULTS = [network_is_partitioned_beyond_the_lease_of_agents]
+ROUNDS_PER_LONG_FAULT = 20
 MOST_MISSED = 0.1  # of all faults
 ENDED_WITHIN = 400.0  # seconds from the last fault: silence, backoffs, and a busy machine
 
@@ -55,15 +61,18 @@ def run_round(
             ChaosJob(id=f"bomb-{seed}", steps=steps, fork_bomb=True, delay=0.5),
             ChaosJob(id=f"units-{seed}", accelerator="v4-16", units=steps, step_seconds=0.5),
         ]
-        run.submit(*works)
+        # While it runs, every fault has a host to hit.
+        lasting = ChaosJob(id=f"lasting-{seed}", steps=100_000, cancelled=True)
+        run.submit(*works, lasting)
         for fault in faults:
             run.pause(0.2, 4.0)
             run.inject(fault)
         machine.clock.set("servers", 0)
         machine.clock.set("hosts", 0)
+        run.cancel(lasting)
         small.finish(ENDED_WITHIN)
         run.finish(ENDED_WITHIN)
-        counts["(acknowledged jobs)"] += len(works) + len(small.acknowledged)
+        counts["(acknowledged jobs)"] += len(works) + 1 + len(small.acknowledged)
         counts["(jobs with a fork bomb)"] += 1
 
 
@@ -89,19 +98,28 @@ def main(arguments: Sequence[str]) -> int:
         if postgres is not None:
             postgres.cleanup()
     print(f"{seed - options.seed} rounds, {failed} failed")
-    blows = sum(totals[fault.__name__] for fault in EVERY_FAULT)
-    if totals["(missed)"] > MOST_MISSED * (blows + totals["(missed)"]):
-        failed += 1
-        print(f"{totals['(missed)']} faults found nothing to hit")
+    failed += missed_too_often(totals)
+    print(f"{totals[MISSED]} of {blows(totals)} faults found nothing to hit")
     for name, count in sorted(totals.items()):
         print(f"{count:6d}  {name}")
     return 1 if failed else 0
+
+
+def blows(counts: Counter[str]) -> int:
+    faults = {*EVERY_FAULT, *DEATHS, *LONG_FAULTS}
+    return counts[MISSED] + sum(counts[fault.__name__] for fault in faults)
+
+
+def missed_too_often(counts: Counter[str]) -> bool:
+    return counts[MISSED] > MOST_MISSED * blows(counts)
 
 
 def _try_round(
     seed: int, postgres: OwnPostgres | None, options: argparse.Namespace, totals: Counter[str]
 ) -> bool:
     chosen = random.Random(seed).choices(EVERY_FAULT, k=options.faults)
+    if seed % ROUNDS_PER_LONG_FAULT == 0:
+        chosen += LONG_FAULTS
     names = ", ".join(fault.__name__ for fault in chosen)
     store = "sqlite" if postgres is None else "postgres"
     print(f"{time.strftime('%H:%M:%S')} seed {seed} on {store}: {names}", flush=True)

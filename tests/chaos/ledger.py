@@ -127,6 +127,16 @@ def unit_violations(runs: Sequence[Run], folder: Path, *, units: int) -> Iterato
         yield f"these units were never committed: {missing}"
 
 
+def cancelled_violations(runs: Sequence[Run], ended_at: float) -> Iterator[str]:
+    """Nothing begins once the job is known to have ended, and attempts never overlap."""
+    yield from _of_single_runs(runs)
+    yield from _overlaps(runs)
+    for run in runs:
+        if run.began > ended_at:
+            late = run.began - ended_at
+            yield f"process {run.process} of attempt {run.attempt} began {late:.1f} s after the end"
+
+
 def alive(folder: Path) -> list[str]:
     """Processes of any attempt that live at this moment, with all that they have forked."""
     names = []

@@ -23,6 +23,7 @@ class LoadBalancer:
         self._cut = threading.Event()
         self._healed = threading.Event()
         self._stranded: list[socket.socket] = []  # what connected while the network was cut
+        self.lost = 0  # connections, and pieces of data, that were cut off
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -50,6 +51,7 @@ class LoadBalancer:
             except OSError:  # closed
                 return
             if self._cut.is_set():
+                self.lost += 1
                 self._stranded.append(caller)
                 continue
             server = self._connected()
@@ -73,6 +75,7 @@ class LoadBalancer:
         try:
             while data := source.recv(65536):
                 if self._cut.is_set():
+                    self.lost += 1
                     break  # a byte that was lost: the connection cannot go on
                 target.sendall(data)
         except OSError:

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.certificates import make_certificate
+from tests.chaos import preload
 from tests.chaos.load_balancer import LoadBalancer
 from tests.chaos.own_postgres import OwnPostgres
+from tests.chaos.read_only_disk import ReadOnlyDisk
 from tests.chaos.small_disk import SmallDisk
 from tests.chaos.stepped_clock import SteppedClock
 from tests.server_process import Server
-from tests.service.test_tls import make_certificate
 from tpufleet.stores.base import Store
 from tpufleet.stores.open_store import open_store
 
@@ -27,12 +29,17 @@ class Machine:
         self.postgres = postgres
         self.clock = SteppedClock(folder)
         self.disk = SmallDisk(folder / "disk")
+        self.read_only = ReadOnlyDisk(folder, self.disk.folder)
         self.balancer = LoadBalancer(rotate=True)
         self._temporary = folder / "temporary"
         self._temporary.mkdir()
         self._temporary.chmod(0o1777)
         settings = {
-            **self.clock.environment,
+            **preload.environment(
+                [self.clock.library, self.read_only.library],
+                **self.clock.variables,
+                **self.read_only.variables,
+            ),
             "TPUFLEET_PUBLIC_URL": self.balancer.url,
             "TPUFLEET_DATA": str(self.disk.folder / "data"),
             "TPUFLEET_PROVIDERS": "local",

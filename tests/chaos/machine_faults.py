@@ -3,22 +3,27 @@ that go away for a while. During each, something else may die."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
 from typing import Literal
 
 from tests import server_process
-from tests.chaos.chaos_run import ChaosRun, Missed
+from tests.chaos import ledger
+from tests.chaos.chaos_run import ChaosJob, ChaosRun, Missed
 from tests.chaos.faults import agent_dies, all_workloads_die, guard_and_agent_die, workload_dies
+from tests.polling import Patience
 from tpufleet.controller.loop import LEASE_TTL
-from tpufleet.policy.recovery.liveness import HOST_LOST_AFTER
+from tpufleet.policy.recovery.liveness import AGENT_LEASE, HOST_LOST_AFTER
 
 # What can die while nothing else works.
 DEATHS = (agent_dies, guard_and_agent_die, workload_dies, all_workloads_die)
 CLOCK_OFFSETS = (-86400, -3600, -90, 0, 90, 3600, 86400)  # seconds
+STEP = 0.25
 SHORT = (0.5, 8.0)
 LONGER_THAN_LEASE = (LEASE_TTL.total_seconds() + 1, LEASE_TTL.total_seconds() + 8)
+LONGER_THAN_AGENT_LEASE = (AGENT_LEASE.total_seconds() + 40, AGENT_LEASE.total_seconds() + 60)
 LONGER_THAN_SILENCE = (HOST_LOST_AFTER.total_seconds() + 5, HOST_LOST_AFTER.total_seconds() + 15)
 
 
@@ -129,26 +134,91 @@ def disk_is_full(run: ChaosRun) -> str:
     return pause
 
 
+def disk_is_read_only(run: ChaosRun) -> str:
+    """As the kernel makes it after an error."""
+    disk = run.machine.read_only
+    if not disk.works:
+        raise Missed("no compiler")
+    before = disk.refused
+    disk.set(True)
+    pause = _meanwhile(run, SHORT)
+    disk.set(False)
+    if disk.refused == before:
+        raise Missed("nothing was written meanwhile")
+    return f"{pause}, {disk.refused - before} writes were refused"
+
+
 def network_is_partitioned(run: ChaosRun) -> str:
     """Between the hosts and the servers."""
-    run.machine.balancer.partition()
-    pause = _meanwhile(run, run.random.choice((SHORT, SHORT, LONGER_THAN_SILENCE)))
-    run.machine.balancer.heal()
-    return pause
+    return _partition(run, run.random.choice((SHORT, SHORT, LONGER_THAN_SILENCE)))
+
+
+def network_is_partitioned_beyond_the_lease_of_agents(run: ChaosRun) -> str:
+    """Hosts that hear nothing for so long end their workload themselves, before it can have a
+    successor. Takes eleven minutes."""
+    number = run.counts[network_is_partitioned_beyond_the_lease_of_agents.__name__]
+    seconds = LONGER_THAN_AGENT_LEASE[0]
+    work = ChaosJob(
+        id=f"long-{run.seed}-{number}", steps=round(1.2 * seconds / STEP), step_seconds=STEP
+    )
+    run.submit(work)
+    patience = Patience(run.patience)
+    while not ledger.alive(run.ledger_folder(work)):
+        assert not patience.is_over, run.failure_report(f"{work.id} does not run")
+        run.watch(0.5)
+    pause = _partition(run, LONGER_THAN_AGENT_LEASE)
+    return f"{work.id} {pause}"
+
+
+def _partition(run: ChaosRun, span: tuple[float, float]) -> str:
+    balancer, is_long = run.machine.balancer, span is LONGER_THAN_AGENT_LEASE
+    before = balancer.lost
+    balancer.partition()
+    pause = run.pause(*span) if is_long else _meanwhile(run, span)
+    alive = [name for work in run.works for name in ledger.alive(run.ledger_folder(work))]
+    balancer.heal()
+    if balancer.lost == before:
+        raise Missed("no host sent anything meanwhile")
+    assert not is_long or not alive, run.failure_report(
+        f"without a server for {span[0]:g} s, and these run: {alive}"
+    )
+    return f"{pause}, {balancer.lost - before} messages were lost"
+
+
+def job_is_cancelled_during_a_fault(run: ChaosRun) -> str:
+    """It is asked for until a server acknowledges it, which may be after the fault."""
+    number = run.counts[job_is_cancelled_during_a_fault.__name__]
+    work = ChaosJob(id=f"cancel-during-{run.seed}-{number}", steps=10_000, cancelled=True)
+    run.submit(work)
+    run.pause(0.0, 12.0)
+    fault = run.random.choice(DURING_A_CANCEL)
+    run.cancel_soon(work, run.random.uniform(0.0, 3.0))
+    return f"{work.id}, with {fault.__name__} {fault(run)}"
 
 
 def _meanwhile(run: ChaosRun, span: tuple[float, float]) -> str:
     """Let time pass, in which now and then something else dies."""
     if run.random.random() < 0.6:
         return run.pause(*span)
-    first, second = run.pause(0.0, span[1] / 2), run.random.choice(DEATHS)
-    try:
-        message = second(run)
-    except Missed as missed:
-        message = f"missed: {missed}"
-    else:
-        run.count(second)
-    return f"{first}, {second.__name__} {message}, {run.pause(span[0], span[1])}"
+    first, done = run.pause(0.0, span[1] / 2), ""
+    for second in run.random.sample(DEATHS, k=len(DEATHS)):
+        with contextlib.suppress(Missed):  # then something else dies
+            done = f", {second.__name__} {second(run)}"
+            run.count(second)
+            break
+    return f"{first}{done}, {run.pause(span[0], span[1])}"
+
+
+DURING_A_CANCEL = (
+    everything_dies,
+    server_freezes_beyond_its_lease,
+    clock_of_servers_is_set,
+    database_restarts,
+    database_dies,
+    disk_is_full,
+    disk_is_read_only,
+    network_is_partitioned,
+)
 
 
 MACHINE_FAULTS: tuple[Callable[[ChaosRun], str], ...] = (
@@ -163,7 +233,9 @@ MACHINE_FAULTS: tuple[Callable[[ChaosRun], str], ...] = (
     database_dies,
     database_freezes,
     disk_is_full,
+    disk_is_read_only,
     network_is_partitioned,
+    job_is_cancelled_during_a_fault,
 )
 
 

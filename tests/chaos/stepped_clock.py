@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 from typing import Literal
+
+from tests.chaos import preload
 
 SOURCE = Path(__file__).with_name("stepped_clock.c")
 
@@ -16,25 +16,15 @@ class SteppedClock:
 
     def __init__(self, folder: Path) -> None:
         self._prefix = folder / "clock"
-        self._library = folder / "stepped_clock.so"
+        self.library = preload.build(SOURCE, folder)
+        self.variables = {"CHAOS_CLOCK": str(self._prefix)}
         self.offsets = {"servers": 0, "hosts": 0}
         for who in self.offsets:
             self._write(who, 0)
-        compiler = shutil.which("cc")
-        self.works = compiler is not None
-        if compiler is not None:
-            subprocess.run(
-                [compiler, "-shared", "-fPIC", "-O1", "-o", self._library, SOURCE, "-ldl"],
-                check=True,
-            )
 
     @property
-    def environment(self) -> dict[str, str]:
-        """Of a server; its agents and their jobs inherit it."""
-        if not self.works:
-            return {}
-        variables = {"LD_PRELOAD": str(self._library), "CHAOS_CLOCK": str(self._prefix)}
-        return {**variables, "TPUFLEET_LOCAL_ENV": ",".join(variables)}
+    def works(self) -> bool:
+        return self.library is not None
 
     def set(self, who: Literal["servers", "hosts"], seconds: int) -> int:
         """Set the clock to the real time plus this offset. By how much it stepped."""

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import socketserver
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tests.certificates import Certificate, make_certificate
 from tests.polling import wait_until
 from tests.server_process import Server
 from tests.service.harness import ServiceHarness
@@ -36,28 +34,9 @@ from tpufleet.service.transport import http_server
 from tpufleet.service.transport.http_server import listen, make_server
 
 
-class Certificate(NamedTuple):
-    cert: Path
-    key: Path
-
-
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return make_certificate(tmp_path_factory.mktemp("tls"))
-
-
-def make_certificate(folder: Path, name: str = "IP:127.0.0.1") -> Certificate:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl program to make a certificate with")
-    certificate = Certificate(folder / "cert.pem", folder / "key.pem")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-         "-nodes", "-days", "2", "-subj", "/CN=fleet", "-addext", f"subjectAltName={name}",
-         "-keyout", str(certificate.key), "-out", str(certificate.cert)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    certificate.key.chmod(0o600)
-    return certificate
 
 
 @pytest.fixture

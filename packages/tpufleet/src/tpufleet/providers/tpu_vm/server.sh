@@ -93,6 +93,23 @@ Restart=always
 RestartSec=2
 TimeoutStopSec=60
 LimitNOFILE=1048576
+ReadWritePaths=/var/lib/tpufleet-server
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+ProtectKernelModules=yes
+ProtectClock=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+RestrictSUIDSGID=yes
+LockPersonality=yes
+CapabilityBoundingSet=
+UMask=0077
+PrivateDevices=yes
+ProtectControlGroups=yes
+ProtectKernelTunables=yes
+RestrictNamespaces=yes
+SystemCallFilter=@system-service
 
 [Install]
 WantedBy=multi-user.target
