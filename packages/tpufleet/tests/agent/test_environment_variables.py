@@ -53,12 +53,13 @@ ASSIGNMENT = Assignment(
 )
 
 
-def built(base_env=None, platform="", settings=SETTINGS, **changes):
+def built(base_env=None, platform="", settings=SETTINGS, local=0, **changes):
     return environment_variables.for_workload(
         replace(ASSIGNMENT, **changes),
         replace(settings, platform=platform),
         base_env=base_env or {},
         attempt_folder=Path("/w/j.3"),
+        local=local,
     )
 
 

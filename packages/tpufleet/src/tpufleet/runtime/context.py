@@ -16,6 +16,7 @@ class Context:
 
     process_id: int = 0
     num_processes: int = 1
+    local_process_id: int = 0  # among those of this host
     coordinator_address: str | None = None
     job_id: str = "alone"
     attempt: int = 0
@@ -23,7 +24,7 @@ class Context:
     num_slices: int = 1
     max_slices: int = 1  # that the job asks for; an elastic one may run on fewer
     accelerator: str = ""
-    chips: int = 0  # on this host; 0: unknown
+    chips: int = 0  # of this process; 0: unknown
     checkpoint_dir: str = "checkpoints"  # a folder that all processes share, or an object store
     log_dir: Path = Path("logs")
     run_dir: Path | None = None  # None outside tpufleet: no progress, no stop file
@@ -41,6 +42,7 @@ def context(environ: Mapping[str, str] | None = None) -> Context:
     here = Context(
         process_id=whole_number(environ, "TPUFLEET_PROCESS_ID", 0),
         num_processes=whole_number(environ, "TPUFLEET_NUM_PROCESSES", 1),
+        local_process_id=whole_number(environ, "TPUFLEET_LOCAL_PROCESS_ID", 0),
         coordinator_address=environ.get("TPUFLEET_COORDINATOR_ADDRESS") or None,
         job_id=environ.get("TPUFLEET_JOB_ID", "alone"),
         attempt=whole_number(environ, "TPUFLEET_ATTEMPT", 0),

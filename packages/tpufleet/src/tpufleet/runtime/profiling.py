@@ -43,7 +43,7 @@ def start_profile_listener() -> bool:
     """Answer requests for profiles from now on. `initialize` does this. False outside tpufleet."""
     global _listener
     run_dir = context().run_dir
-    if run_dir is None:
+    if run_dir is None or context().local_process_id:
         return False
     if _listener is None:
         _listener = threading.Thread(

@@ -126,9 +126,9 @@ def _numbers(metrics: dict[str, SupportsFloat]) -> dict[str, float]:
 
 
 def _report(report: dict[str, Any]) -> None:
-    run_dir = context().run_dir
-    if run_dir is not None:
-        _reporter_for(run_dir).report(report)
+    here = context()
+    if here.run_dir is not None and here.local_process_id == 0:  # one speaks for its host
+        _reporter_for(here.run_dir).report(report)
 
 
 class _Reporter:

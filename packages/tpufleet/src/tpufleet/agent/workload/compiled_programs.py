@@ -48,7 +48,7 @@ def variables(folder: Path, assignment: Assignment, environ: Mapping[str, str]) 
     others in its first collective, with a timeout, each time."""
     if DIRECTORY in environ:
         return {}
-    if assignment.num_processes > 1:
+    if assignment.num_processes * assignment.processes_per_host > 1:
         return {FOLDER_VARIABLE: str(folder)}
     return {DIRECTORY: str(folder)} | {name.upper(): str(each) for name, each in OPTIONS.items()}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpufleet.agent.settings import AgentSettings
-from tpufleet.agent.workload import untrusted_files
+from tpufleet.agent.workload import host_processes, untrusted_files
 from tpufleet.agent.workload.attempt_folder import CERTIFICATES_FILE, TOKEN_FILE
 from tpufleet.errors import BadInput, unreadable
 from tpufleet.model.fleet.agent_protocol import Assignment
@@ -25,8 +25,12 @@ def for_workload(
     base_env: Mapping[str, str],
     attempt_folder: Path,
     agent_bin_dir: str = "",
+    local: int = 0,
 ) -> dict[str, str]:
-    """Later layers win: the host's variables, the job's, its secrets, the platform's."""
+    """Of the `local`-th process on this host. Later layers win: the host's variables, the job's,
+    its secrets, the platform's."""
+    on_host, assignment = assignment, host_processes.of_process(assignment, local)
+    simulated = settings.platform == SIMULATED_PLATFORM
     return {
         "PYTHONUNBUFFERED": "1",  # so that `tpu logs -f` shows a line when it is written
         **_inherited(base_env, settings, agent_bin_dir),
@@ -36,7 +40,8 @@ def for_workload(
         **_folders(assignment, attempt_folder),
         **_api_access(assignment, settings, attempt_folder),
         **_multislice(assignment, settings),
-        **_simulated(assignment, settings),
+        **(_simulated(assignment, local) if simulated else {}),
+        **host_processes.variables(on_host, local, simulated=simulated),
     }
 
 
@@ -116,17 +121,15 @@ def _multislice(assignment: Assignment, settings: AgentSettings) -> dict[str, st
     }
 
 
-def _simulated(assignment: Assignment, settings: AgentSettings) -> dict[str, str]:
-    if settings.platform != SIMULATED_PLATFORM:
-        return {}
+def _simulated(assignment: Assignment, local: int) -> dict[str, str]:
     return {
         "JAX_PLATFORMS": SIMULATED_PLATFORM,
         "JAX_NUM_CPU_DEVICES": str(assignment.chips),
-        **_cluster_for_jax(assignment),
+        **_cluster_for_jax(assignment, local),
     }
 
 
-def _cluster_for_jax(assignment: Assignment) -> dict[str, str]:
+def _cluster_for_jax(assignment: Assignment, local: int) -> dict[str, str]:
     """Lets `jax.distributed.initialize()` without arguments find the gang. JAX reads the variables
     above only where there is libtpu; without it, these of Open MPI are the ones that it reads and
     that the fewest other libraries take for something else."""
@@ -134,7 +137,7 @@ def _cluster_for_jax(assignment: Assignment) -> dict[str, str]:
         "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{assignment.coordinator_address}",
         "OMPI_COMM_WORLD_SIZE": str(assignment.num_processes),
         "OMPI_COMM_WORLD_RANK": str(assignment.process_id),
-        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
     }
 
 

@@ -24,8 +24,10 @@ from tpufleet.agent.workload import (
     container_image,
     environment_variables,
     exit_diagnosis,
+    host_processes,
     processes,
     python_environment,
+    step_process,
 )
 from tpufleet.agent.workload.attempt_folder import PEER_GONE_FILE, AttemptFolder
 from tpufleet.agent.workload.compiled_programs import ProgramArchives
@@ -379,15 +381,22 @@ class Workload:
         assert self._container is not None
         if not is_setup:
             self._started_at = self._now()
+        steps: list[StepProcess] = []
+        count = 1 if is_setup else self.assignment.processes_per_host
         try:
-            step = StepProcess(
-                self._program(argv),
-                folder=self.folder.code,
-                output=pipe.writer,
-                container=self._container,
-                clock=self._context.clock,
-                on_exit=lambda: self._wakeups.put(None),
-            )
+            for local in range(count):
+                with host_processes.near_its_chips(local, count):
+                    step = StepProcess(
+                        self._program(argv, local),
+                        folder=self.folder.code,
+                        output=pipe.writer,
+                        container=self._container,
+                        clock=self._context.clock,
+                        on_exit=lambda: self._wakeups.put(None),
+                    )
+                steps.append(step)
+                self._steps.append(step)
+                self._context.watchdog.track(step.session)
         except BadInput as error:
             log.note(f"cannot start: {error}")
             return self._exit_without_process(str(error))
@@ -396,10 +405,9 @@ class Workload:
             message = f"cannot start {argv[0]}: {error.strerror}"
             log.note(message)
             return Exit(at=self._now(), status=status, during_setup=is_setup, log_line=message)
-        self._steps.append(step)
-        self._context.watchdog.track(step.session)
         self._enter(Phase.SETUP if is_setup else Phase.RUNNING)
-        stopped = self._wait_for_step(step, log)
+        stopped = self._wait_for_steps(steps, log)
+        step = step_process.deciding(steps)
         exit = step.exit(during_setup=is_setup)
         if exit.status != 0 and not stopped:  # what is left of it can complete no step
             self._abort.set()
@@ -412,10 +420,10 @@ class Workload:
             return exit_diagnosis.exit_of_stopped(exit, self._stop_reason, self._fault)
         return exit_diagnosis.exit_of_finished(exit, step.oom_kills, tail)
 
-    def _program(self, argv: tuple[str, ...]) -> StepProgram:
+    def _program(self, argv: tuple[str, ...], local: int) -> StepProgram:
         if self._image is None:
             assert self._container is not None
-            env = {**self._environment(), **self._container.environment}
+            env = {**self._environment(local=local), **self._container.environment}
             return StepProgram(argv=argv, env=env)
         return self._in_image(self._image, argv)
 
@@ -451,11 +459,12 @@ class Workload:
             as_agent=True,
         )
 
-    def _wait_for_step(self, step: StepProcess, log: LogFile) -> bool:
-        """Wait until the step's first process has exited. True when the agent stopped it."""
-        while not step.finished and not self._stop.is_set():
+    def _wait_for_steps(self, steps: list[StepProcess], log: LogFile) -> bool:
+        """Wait until they have exited, or one of them has failed. True when the agent stopped
+        them."""
+        while not step_process.decided(steps) and not self._stop.is_set():
             self._wakeups.get()
-        if step.finished:
+        if step_process.decided(steps):
             return False
         grace = self.assignment.grace.total_seconds()
         log.note(
@@ -465,11 +474,11 @@ class Workload:
         self._enter(Phase.STOPPING)
         self._request_stop()
         began = time.monotonic()
-        while not step.finished and (left := self._grace_left(began)) > 0:
+        while not step_process.finished(steps) and (left := self._grace_left(began)) > 0:
             with contextlib.suppress(Empty):
                 self._wakeups.get(timeout=left)
         self._wait_until_gone(began)
-        while not step.finished:
+        while not step_process.finished(steps):
             self._kill_all()
             self._wakeups.get()
         return True
@@ -526,7 +535,9 @@ class Workload:
             container=self._container,
         )
 
-    def _environment(self, base_env: Mapping[str, str] | None = None) -> dict[str, str]:
+    def _environment(
+        self, base_env: Mapping[str, str] | None = None, local: int = 0
+    ) -> dict[str, str]:
         own = self._context.base_env if base_env is None else base_env
         python = self._python
         environ = environment_variables.for_workload(
@@ -539,6 +550,7 @@ class Workload:
             },
             attempt_folder=self.folder.path,
             agent_bin_dir="" if python or self._image else self._context.agent_bin_dir,
+            local=local,
         )
         if self._compiled is not None:
             kept = compiled_programs.variables(self._compiled, self.assignment, environ)

@@ -76,12 +76,31 @@ class StepProcess:
         )
 
     @property
+    def failed(self) -> bool:
+        return self.finished and self._exit_code != 0
+
+    @property
     def oom_kills(self) -> int:
         return exit_diagnosis.oom_kill_count(self._oom_events_file) - self._oom_kills_before
 
     def reap(self) -> None:
         self._process.wait()
         processes.forget_agent_child(self._process.pid)
+
+
+def finished(steps: Sequence[StepProcess]) -> bool:
+    return all(step.finished for step in steps)
+
+
+def decided(steps: Sequence[StepProcess]) -> bool:
+    """One that failed decides for all: the others would wait for it."""
+    return finished(steps) or any(step.failed for step in steps)
+
+
+def deciding(steps: Sequence[StepProcess]) -> StepProcess:
+    """The first that failed, or else any: only once they are decided."""
+    failed = [step for step in steps if step.failed]
+    return min(failed, key=lambda step: step.seconds, default=steps[0])
 
 
 def _start(

@@ -74,7 +74,7 @@ class Assignment:
     hostnames: tuple[str, ...]  # of this slice, in order
     slice_index: int
     num_slices: int
-    process_id: int  # over the whole gang
+    process_id: int  # over the whole gang, for one process on each host
     num_processes: int
     coordinator_address: str  # host:port of process 0
     megascale_coordinator: str  # host of process 0
@@ -91,6 +91,7 @@ class Assignment:
     owned_by_admin: bool = False  # who may act as the server's user anyway
     token: str = field(default="", repr=False)  # for its processes; empty once the agent reports it
     max_slices: int = 0  # that the job asks for: `num_slices` may be fewer; 0: as many
+    processes_per_host: int = 1  # that share its chips
     owner: str = ""  # caches on the host are apart by owner; empty: a server that does not say
 
 

@@ -30,6 +30,7 @@ from tpufleet.model.job.spec_types import (
     SliceRange,
     Slices,
 )
+from tpufleet.model.tpu import type_lookup
 from tpufleet.model.tpu.type_lookup import TypeName
 from tpufleet.model.values import durations
 from tpufleet.model.values.names import DISTINCT, Label, Provider, Tag, Zone
@@ -202,6 +203,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             example="{min: 2, max: 4}",
             metavar="N",
             style="value",
+        ),
+    ] = 1
+    processes_per_host: Annotated[
+        int,
+        Meta(ge=1, le=8),
+        about(
+            "Processes that run the command on each host and share its chips: 2 for one on each "
+            "NUMA node of TPU7x.",
+            example="2",
+            metavar="N",
         ),
     ] = 1
     capacity: Annotated[
@@ -433,6 +444,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("python", "dependencies"):
             if self.image is not None and getattr(self, name) is not None:
                 yield name, "the image has its own packages; remove this field or image"
+        chips = type_lookup.find(self.accelerator).chips_per_host
+        if chips % self.processes_per_host:
+            yield "processes_per_host", f"does not divide the {chips} chips of a host"
+        if self.processes_per_host > 1 and (self.image is not None or self.mounts):
+            yield "processes_per_host", "not with image or mounts; remove one"
         paths = [mount.path for mount in self.mounts]
         for index, path in enumerate(paths):
             if path in paths[:index]:

@@ -101,6 +101,7 @@ class Assignments:
             coordinator_address=f"{address}:{port}",
             megascale_coordinator=address,
             chips=kind.chips_per_host,
+            processes_per_host=job.spec.processes_per_host,
             accelerator=kind.name,
             last_step=self._last_step(attempt, job),
             stop=_stop(attempt),
