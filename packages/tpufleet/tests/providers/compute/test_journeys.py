@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -74,6 +75,22 @@ def test_a_multislice_job_runs_on_tpu7x_groups_and_nothing_is_left(fleets):
     requests = fleet.emulator.project.tpus.requests
     groups = [body for method, _, body in requests if method == "instanceGroupManagers.insert"]
     assert [body["targetSizePolicy"]["mode"] for body in groups] == ["BULK", "BULK"]
+    nothing_is_left(fleet)
+
+
+@pytest.mark.slow
+def test_commands_reach_the_hosts_of_a_group(fleets):
+    """Its VMs have names of their own: the hosts tell them."""
+    fleet = fleets()
+    [job] = fleet.submit({"accelerator": "tpu7x-16", "command": ["python", "count.py", "600", "1"]})
+    fleet.until(lambda: fleet.steps(job) > 1, "it counts")
+    echoed = fleet.tpu.ok("exec", job, "--", "echo", "hello")
+    assert sorted(echoed.splitlines()) == ["[0] hello", "[1] hello"]
+    shown = fleet.tpu.ok("ssh", job, "--host", "1", "--dry-run", "--", "ls")
+    name = socket.gethostname().partition(".")[0]  # emulated hosts have that of this machine
+    argv = f"gcloud compute ssh {name} --zone={ZONES[0]} --project=my-project --command=ls"
+    assert shlex.split(shown) == argv.split()
+    fleet.tpu.ok("cancel", job)
     nothing_is_left(fleet)
 
 
