@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -122,6 +123,15 @@ def test_the_bundle_is_written_to_the_config_file_of_the_project(tpu, project, u
         project.write_text(before)
         assert "tpu_vm:\n  bundle: gs://lab/fleet/bundles/" in tpu.ok("deploy", "bundle")
         assert project.read_text() == before
+
+
+def test_a_bundle_for_arm_hosts_too_has_a_second_python(tpu, uv, tmp_path):
+    for extra, folders in (((), {"python"}), (("--arm64",), {"python", "python-aarch64"})):
+        file = tmp_path / f"bundle{len(extra)}.tar.gz"
+        tpu.ok("deploy", "bundle", "--output", str(file), *extra)
+        with tarfile.open(file) as archive:
+            names = archive.getnames()
+        assert {name for name in names if "/" not in name and "." not in name} == folders
 
 
 def test_a_server_for_a_real_project_does_not_start_where_hosts_cannot_reach_it(tpu, project):

@@ -349,6 +349,13 @@ def test_the_types_are_listed_without_a_server(alone):
     assert table[0].split()[:3] == ["TYPE", "ALIAS", "CHIPS"]
     assert ["v5litepod-16", "v5e-16", "16", "4"] in [line.split()[:4] for line in table]
     assert "write one of tpu7x, v2" in alone("types", "v9").stderr
+    [found] = alone.json("types", "tpu7x-2x4x4")["types"]
+    assert (found["name"], found["chips"]) == ("tpu7x-64", 32)
+    assert "largest slice has 6,144 chips" in alone("types", "v5p-13824").stderr
+    for unknown in ("tpu7x-2x2x2x2", "tpu8t-4xx", "tpu7x-"):
+        assert "unknown TPU type" in alone("types", unknown).stderr
+    [offer] = alone.json("types", "--zones", "tpu7x-64")["offers"]
+    assert (offer["zone"], len(offer["capacity"])) == ("us-central1-c", 4)
 
 
 def test_types_lists_the_zones_of_a_type_with_date_and_source(alone):

@@ -20,10 +20,9 @@ import tpufleet
 from tpufleet.agent import own_wheel, uv_tool
 from tpufleet.errors import BadInput, invalid
 
-# TPU VMs run Ubuntu 22.04 (glibc 2.35) on x86-64:
+# Hosts run Ubuntu 22.04 (glibc 2.35) or later, on x86-64 so far:
 # https://cloud.google.com/tpu/docs/runtimes
-PLATFORM = "x86_64-manylinux_2_28"
-PYTHON_PLATFORM = "linux-x86_64-gnu"
+X86_64, AARCH64 = "x86_64", "aarch64"
 DEFAULT_PYTHON = "3.12"
 # Of the agent on hosts, besides those of tpufleet itself.
 EXTRAS, TOOLS = "gcs", ("uv",)
@@ -49,27 +48,22 @@ def build(
     *,
     python_folder: Path | None = None,
     extras: str = EXTRAS,
+    arm64: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> Bundle:
-    """`python_folder`: a relocatable Python for the hosts, instead of downloading one with uv."""
-    uv = uv_tool.find_uv()
+    """`python_folder`: a relocatable Python for the hosts, instead of downloading one with uv.
+    `arm64`: with a second one, of which hosts keep the one for their CPUs."""
     with tempfile.TemporaryDirectory(prefix="tpufleet-bundle-") as name:
         work = Path(name)
         root = work / "root"
+        wheel = own_wheel.build(work)
+        requirement = f"tpufleet[{extras}] @ {wheel.as_uri()}"
         report(f"Python {DEFAULT_PYTHON if python_folder is None else f'from {python_folder}'}")
         source = python_folder or download_python(DEFAULT_PYTHON, work / "pythons")
-        site = _copy_python(source, root / "python")
-        version = site.parent.name.removeprefix("python")
-        report(f"packages for Python {version} on {PLATFORM}")
-        wheel = own_wheel.build(work)
-        _run(
-            [uv, "pip", "install", "--no-progress", "--no-config", "--python", sys.executable,
-             "--target", site, "--python-version", version, "--python-platform", PLATFORM,
-             "--only-binary", ":all:", "--link-mode", "copy",
-             f"tpufleet[{extras}] @ {wheel.as_uri()}", *TOOLS],
-            "cannot install the packages of the agent",
-        )  # fmt: skip
-        packages = _installed(site)
+        version, packages = _install(source, root / "python", requirement, X86_64, report)
+        if arm64:
+            other = download_python(version, work / AARCH64, AARCH64)
+            _install(other, root / f"python-{AARCH64}", requirement, AARCH64, report)
         manifest = {"tpufleet": tpufleet.__version__, "python": version, "packages": packages}
         (root / "bundle.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -88,10 +82,28 @@ def upload(bundle: Bundle, bucket: str) -> str:
     return f"{bucket.rstrip('/')}/{bundle.object_name}"
 
 
-def download_python(version: str, folder: Path) -> Path:
+def _install(
+    source: Path, target: Path, requirement: str, machine: str, report: Callable[[str], None]
+) -> tuple[str, dict[str, str]]:
+    """A copy of a Python, with the packages of the agent. Returns its version, and theirs."""
+    site = _copy_python(source, target)
+    version, platform = site.parent.name.removeprefix("python"), f"{machine}-manylinux_2_28"
+    report(f"packages for Python {version} on {platform}")
+    _run(
+        [uv_tool.find_uv(), "pip", "install", "--no-progress", "--no-config",
+         "--python", sys.executable, "--target", site, "--python-version", version,
+         "--python-platform", platform, "--only-binary", ":all:", "--link-mode", "copy",
+         requirement, *TOOLS],
+        "cannot install the packages of the agent",
+    )  # fmt: skip
+    return version, _installed(site)
+
+
+def download_python(version: str, folder: Path, machine: str = X86_64) -> Path:
     """A relocatable one for hosts."""
     uv = uv_tool.find_uv()
-    wanted = f"cpython-{version}-{PYTHON_PLATFORM}"
+    platform = f"linux-{machine}-gnu"
+    wanted = f"cpython-{version}-{platform}"
     _run(
         [uv, "python", "install", "--no-progress", "--no-config", "--no-bin",
          "--install-dir", folder, wanted],
@@ -100,7 +112,7 @@ def download_python(version: str, folder: Path) -> Path:
     )  # fmt: skip
     found = [path for path in folder.glob(f"cpython-{version}*") if not path.is_symlink()]
     if not found:
-        raise BadInput(f"uv installed no Python {version} for {PYTHON_PLATFORM}")
+        raise BadInput(f"uv installed no Python {version} for {platform}")
     return found[0]
 
 

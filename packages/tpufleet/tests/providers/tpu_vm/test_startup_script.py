@@ -39,13 +39,15 @@ esac
 """
 
 
-def packed(marker: str) -> bytes:
+def packed(marker: str, *folders: str) -> bytes:
     """A bundle whose Python is a stub."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        entry = tarfile.TarInfo("python/bin/python3")
-        entry.size, entry.mode = len(STUB) + len(marker) + 3, 0o755
-        archive.addfile(entry, io.BytesIO(f"{STUB}# {marker}\n".encode()))
+        for folder in ("python", *folders):
+            content = f"{STUB}# {marker} {folder}\n".encode()
+            entry = tarfile.TarInfo(f"{folder}/bin/python3")
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
 
 
@@ -302,6 +304,27 @@ def test_a_new_bundle_replaces_the_old_one_and_restarts_the_agent(machine, tmp_p
     )
     assert machine.boot().returncode == 0
     assert "systemctl restart tpufleet-agent" in machine.calls
+
+
+@pytest.mark.parametrize(
+    ("cpus", "kept"), [("aarch64", "both python-aarch64"), ("x86_64", "both python")]
+)
+def test_a_bundle_for_two_kinds_of_cpus_leaves_the_python_of_this_host(
+    machine, tmp_path, cpus, kept
+):
+    uname = tmp_path / "bin/uname"
+    uname.write_text(f"#!/bin/sh\necho {cpus}\n")
+    uname.chmod(0o755)
+    both = packed("both", "python-aarch64")
+    (tmp_path / "bucket/bundle-2.tar.gz").write_bytes(both)
+    machine.describe(
+        tpufleet_bundle="gs://bundle-2.tar.gz",
+        tpufleet_bundle_sha256=hashlib.sha256(both).hexdigest(),
+    )
+    assert machine.boot().returncode == 0
+    installed = machine.root / "opt/tpufleet/current"
+    assert (installed / "python/bin/python3").read_text().endswith(f"# {kept}\n")
+    assert [path.name for path in installed.glob("python*")] == ["python"]
 
 
 @pytest.mark.parametrize(

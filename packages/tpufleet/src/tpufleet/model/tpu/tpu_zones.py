@@ -106,8 +106,6 @@ def is_offered(accelerator: str, zone: str) -> bool:
 
 
 def _capacity(kind: Accelerator, zone: str, access: ZoneAccess) -> tuple[Capacity, ...]:
-    if kind.runtime is None:
-        return ()  # not through the Cloud TPU API
     if access is ZoneAccess.SINGLE_TENANT:
         spot = (kind.generation, zone) in _SPOT_FOR_ALL
         return (Capacity.SPOT, Capacity.RESERVED) if spot else (Capacity.RESERVED,)

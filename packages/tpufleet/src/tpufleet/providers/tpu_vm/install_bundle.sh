@@ -117,6 +117,11 @@ install_bundle() {
     mkdir "$draft/root"
     tar --extract --gzip --file "$draft/bundle.tar.gz" --directory "$draft/root" --no-same-owner \
       || fail "$source is not a tar.gz"
+    if [[ -d "$draft/root/python-$(uname -m)" ]]; then # for hosts with other CPUs
+      rm -rf "$draft/root/python"
+      mv "$draft/root/python-$(uname -m)" "$draft/root/python"
+    fi
+    rm -rf "$draft"/root/python-*
     [[ -x "$draft/root/python/bin/python3" ]] \
       || fail "$source is not a bundle; make one with tpu deploy bundle"
     python_runs "$draft/root" || fail "the Python of $source does not run on this host"

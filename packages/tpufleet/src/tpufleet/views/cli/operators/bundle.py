@@ -24,8 +24,9 @@ from tpufleet.views.cli.output import json_option
     help="Write it to a file instead of uploading it.",
 )  # fmt: skip
 @output.python_folder_option
+@click.option("--arm64", is_flag=True, help="For hosts with ARM CPUs too; twice as large.")
 @json_option
-def bundle(bucket: str | None, file: Path | None, python_folder: Path | None) -> None:
+def bundle(bucket: str | None, file: Path | None, python_folder: Path | None, arm64: bool) -> None:
     """Build what TPU hosts install, and upload it.
 
     The bundle holds this version of tpufleet, the packages of its agent, its own Python and uv, for
@@ -48,7 +49,7 @@ def bundle(bucket: str | None, file: Path | None, python_folder: Path | None) ->
 
     with tempfile.TemporaryDirectory(prefix="tpufleet-bundle-") as folder:
         target = file or Path(folder) / "bundle.tar.gz"
-        built = host_bundle.build(target, python_folder=python_folder, report=report)
+        built = host_bundle.build(target, python_folder=python_folder, arm64=arm64, report=report)
         size = target.stat().st_size
         where = str(target)
         if file is None:

@@ -57,9 +57,9 @@ def _select(name: str | None) -> list[Accelerator]:
     if name is None:
         return list(every)
     wanted = name.lower()
-    if wanted in type_lookup.spellings():
-        return [type_lookup.find(wanted)]
     chosen = [kind for kind in every if wanted in (kind.generation, kind.name.split("-")[0])]
+    if not chosen and "-" in wanted:
+        return [type_lookup.find(wanted)]
     if not chosen:
         raise unknown("TPU type or generation", name, sorted({kind.generation for kind in every}))
     return chosen
@@ -80,7 +80,7 @@ def _print_zones(chosen: list[Accelerator], zone: str | None) -> None:
     for of_zone in _grouped(offers):
         first = of_zone[0]
         capacity = ", ".join(kind.value for kind in first.capacity)
-        rows.append((_range(of_zone), first.zone, first.access.value, capacity or "compute, gke"))
+        rows.append((_range(of_zone), first.zone, first.access.value, capacity))
     output.print_table(
         ("TYPE", "ZONE", "ACCESS", "CAPACITY"), rows, f"no TPU type is documented in {zone}"
     )
