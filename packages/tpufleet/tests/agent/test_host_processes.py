@@ -81,7 +81,7 @@ def test_each_process_runs_on_the_cpus_of_its_numa_node(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("more", "problem"),
-    [({"processes_per_host": 3}, "does not divide"),
+    [({"processes_per_host": 3}, "must divide the 4 chips"),
      ({"processes_per_host": 2, "image": "lab/train:7"}, "not with image")],
 )  # fmt: skip
 def test_a_number_that_cannot_be_is_refused(more, problem):

@@ -28,6 +28,7 @@ EVERY_OPTION = [
     "--workdir", ".", "--checkpoint", "gs://bucket/x", "--setup", "pip install x",
     "--timeout", "12h",
     "--priority", "-3", "--rule", "resume", "--retries", "failure=2", "--retries", "hang=0",
+    "--set", "processes_per_host=1",
     "--set", "crash_loop=5", "--set", "grace=1m", "--set", "hung_after=none",
     "--tag", "a", "--tag", "b",
     "--note", "with dropout", "--metric", "loss=loss: ([0-9.]+)", "--max-cost", "20",
@@ -43,6 +44,7 @@ capacity: [reserved, spot, on-demand, queued]
 zones: [us-central1-a, europe-west4-b]
 providers: [tpu-vm, gke]
 slices: 2
+processes_per_host: 1
 pool: lab
 env: {LR: 0.1, EMPTY: ""}
 secrets: {KEY: wandb}

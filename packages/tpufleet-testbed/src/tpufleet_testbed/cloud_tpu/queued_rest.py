@@ -53,12 +53,15 @@ def _parsed(body: dict[str, Any]) -> tuple[cloud_tpu.QueuedResource, timedelta |
     model = body.get("provisioningModel", "STANDARD")
     if model not in MODELS:
         raise invalid_argument(f"The field provisioning_model cannot be {model!r}.")
-    if model == "RESERVATION_BOUND" and not body.get("reservationName"):
-        raise invalid_argument("RESERVATION_BOUND requires a reservation.")
     text = str((body.get("runDuration") or {}).get("maxRunDuration", ""))
     limit = timedelta(seconds=float(text.removesuffix("s"))) if text else None
+    lacks = ""
+    if model == "RESERVATION_BOUND" and not body.get("reservationName"):
+        lacks = "reservation_name"
     if model == "FLEX_START" and (limit is None or not timedelta(0) < limit <= LONGEST_RUN):
-        raise invalid_argument("FLEX_START requires a max_run_duration of up to seven days.")
+        lacks = "max_run_duration"
+    if lacks:
+        raise invalid_argument(f"{model} requires a {lacks}.")
     for spec in (known.get("tpu") or {}).get("nodeSpec", ()):
         if "multiNodeParams" in spec:
             spec["multisliceParams"] = spec.pop("multiNodeParams")

@@ -212,7 +212,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             "Processes that run the command on each host and share its chips: 2 for one on each "
             "NUMA node of TPU7x.",
             example="2",
-            metavar="N",
+            style="set",
         ),
     ] = 1
     capacity: Annotated[
@@ -445,10 +445,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             if self.image is not None and getattr(self, name) is not None:
                 yield name, "the image has its own packages; remove this field or image"
         chips = type_lookup.find(self.accelerator).chips_per_host
-        if chips % self.processes_per_host:
-            yield "processes_per_host", f"does not divide the {chips} chips of a host"
-        if self.processes_per_host > 1 and (self.image is not None or self.mounts):
-            yield "processes_per_host", "not with image or mounts; remove one"
+        shared = self.processes_per_host > 1 and (self.image is not None or self.mounts)
+        if chips % self.processes_per_host or shared:
+            problem = f"must divide the {chips} chips of a host; not with image or mounts"
+            yield "processes_per_host", problem
         paths = [mount.path for mount in self.mounts]
         for index, path in enumerate(paths):
             if path in paths[:index]:

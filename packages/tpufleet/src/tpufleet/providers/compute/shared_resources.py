@@ -3,7 +3,7 @@ on first use, deleted when no group uses them."""
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import threading
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
@@ -13,8 +13,6 @@ from tpufleet.errors import BadRequest, ProviderBusy, ProviderError
 from tpufleet.providers.compute import naming, states
 from tpufleet.providers.compute.api import ComputeApi
 from tpufleet.providers.compute.naming import Location
-
-log = logging.getLogger(__name__)
 
 # A new one may belong to a group that is about to be created.
 UNUSED_FOR = timedelta(minutes=10)
@@ -102,7 +100,5 @@ class SharedResources:
             if now - max(made, self._ready.get(path, made)) < UNUSED_FOR:
                 return
             self._ready.pop(path, None)
-        try:
+        with contextlib.suppress(ProviderBusy, BadRequest):  # in use after all: it stays
             self._api.delete(path)
-        except (ProviderBusy, BadRequest) as error:  # in use after all
-            log.info("%s stays: %s", path, error)

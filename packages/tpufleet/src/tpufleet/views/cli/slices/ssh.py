@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tpufleet.errors import BadInput, FleetError
+from tpufleet.errors import BadInput
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.host_commands import HEARTBEAT_ALLOWANCE, HostCommandRequest
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.views.cli import connection, gcloud, output
-from tpufleet.views.cli.slices.host_commands import find_slice, wait_for_results
+from tpufleet.views.cli.slices.host_commands import find_slice, no_answer, wait_for_results
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -79,8 +79,5 @@ def _instance(client: FleetClient, slice_id: SliceId, host: int) -> str:
     report = wait_for_results(client, slice_id, request, ANSWERS_WITHIN + HEARTBEAT_ALLOWANCE)
     names = [result.output.strip().partition(".")[0] for result in report.results]
     if not names or not fleets.NODE_ID.fullmatch(names[0]):
-        raise FleetError(
-            f"host {host} of {slice_id} does not tell its name\n  next: "
-            f"gcloud compute instances list --filter=labels.tpufleet-slice={slice_id}"
-        )
+        raise no_answer([f"host {host}"], ANSWERS_WITHIN, slice_id)
     return names[0]
