@@ -1,5 +1,5 @@
-"""The pages "First job on Google Cloud" and "TPUs on Compute Engine", word for word: every command of
-them runs in a shell as it is written, from a project in which nothing is set up. Google Cloud is the
+"""The pages "First job on Google Cloud" and "TPUs on Compute Engine", word for word: every command
+runs in a shell as it is written, from a project in which nothing is set up. Google Cloud is the
 emulator, whose VM and TPU hosts run on this machine; pip, gcloud and uv are stand-ins. Once more,
 TPU hosts are machines that have nothing, and uv is real but for the Python that it downloads."""
 
@@ -111,8 +111,7 @@ def test_a_newcomer_follows_the_page_to_a_multislice_job_on_instances(tmp_path, 
     assert "everything is set up" in check
     [run] = [text for command, text in printed.items() if command.startswith("tpu run")]
     assert "running on 4 hosts" in run and "succeeded" in run
-    for index in range(2):
-        assert f"slice {index} of 2" in run  # of its first host
+    assert "2 × tpu7x-16" in run and "slice 0 of 2" in run
 
 
 def walk(
