@@ -47,8 +47,8 @@ KINDS = (
 # No slice is paid for longer than this without use.
 BOUNDS = {
     Cause.BOOT: minutes(20),  # the boot limit
-    Cause.GANG: minutes(20),
-    Cause.BETWEEN: minutes(3),
+    Cause.GANG: minutes(8),
+    Cause.BETWEEN: minutes(8),  # for another slice: gang_patience, or its boot
     Cause.AFTER: minutes(2),
     Cause.RELEASE: minutes(3),
     Cause.UNKNOWN: timedelta(0),
