@@ -1,7 +1,7 @@
-"""The page "First job on Google Cloud", word for word: every command of it runs in a shell as it is
-written, from a project in which nothing is set up. Google Cloud is the emulator, whose VM and TPU
-hosts run on this machine; pip, gcloud and uv are stand-ins. Once more, TPU hosts are machines that
-have nothing, and uv is real but for the Python that it downloads."""
+"""The pages "First job on Google Cloud" and "TPUs on Compute Engine", word for word: every command
+runs in a shell as it is written, from a project in which nothing is set up. Google Cloud is the
+emulator, whose VM and TPU hosts run on this machine; pip, gcloud and uv are stand-ins. Once more,
+TPU hosts are machines that have nothing, and uv is real but for the Python that it downloads."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from tests.docs import markdown
 from tests.views.server_machine import ServerMachine
 from tpufleet.providers.local import processes
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
+from tpufleet_testbed.cloud_tpu.fault_plan import CloudFaultPlan
 from tpufleet_testbed.cloud_tpu.locations import Latencies
+from tpufleet_testbed.compute_engine.fault_plan import ComputeFaultPlan, ComputeLatencies
 
-PAGE = "first-job-on-google-cloud.md"
+PAGE, COMPUTE_PAGE = "first-job-on-google-cloud.md", "compute-engine.md"
 # Enables APIs and creates buckets, by the same requests as the real one.
 GCLOUD = f"""#!{sys.executable}
 import json, os, sys, urllib.request
@@ -69,10 +71,10 @@ else:
 """
 
 
-def commands_of_the_page() -> list[str]:
+def commands_of(page: str) -> list[str]:
     """Every line of every shell block, in order."""
-    blocks = [block for block in markdown.blocks("sh") if block.where.startswith(f"docs/{PAGE}")]
-    assert len(blocks) >= 8
+    blocks = [block for block in markdown.blocks("sh") if block.where.startswith(f"docs/{page}")]
+    assert len(blocks) >= 3
     return [line for block in blocks for line in block.text.splitlines()]
 
 
@@ -83,7 +85,7 @@ def executable(path: Path, text: str) -> None:
 
 @pytest.mark.slow
 def test_a_newcomer_follows_the_page_to_a_finished_job(tmp_path, monkeypatch):
-    walk(tmp_path, monkeypatch, UV)
+    check_first_job(walk(PAGE, tmp_path, monkeypatch, UV))
 
 
 @pytest.mark.slow
@@ -96,11 +98,26 @@ def test_a_newcomer_follows_the_page_with_tpu_hosts_that_have_nothing(tmp_path, 
     monkeypatch.setenv("REAL_UV", uv_tool.find_uv())
     python = ubuntu_host.relocatable_python(tmp_path / "python")
     monkeypatch.setenv("RELOCATABLE", str(python))
-    walk(tmp_path, monkeypatch, BARE_UV, bare=True)
+    check_first_job(walk(PAGE, tmp_path, monkeypatch, BARE_UV, bare=True))
 
 
-def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uv: str, *, bare: bool = False) -> None:
-    """Along the page; `bare` TPU hosts have nothing."""
+@pytest.mark.slow
+def test_a_newcomer_follows_the_page_to_a_multislice_job_on_instances(tmp_path, monkeypatch):
+    printed = walk(COMPUTE_PAGE, tmp_path, monkeypatch, UV)
+    [init] = [text for command, text in printed.items() if command.startswith("tpu init -")]
+    fixes = [line for line in printed if line.startswith(("gcloud services", "gcloud storage"))]
+    assert len(fixes) == 2 and all(f"next: {fix}" in init for fix in fixes)
+    [check] = [text for command, text in printed.items() if command.startswith("tpu init check")]
+    assert "everything is set up" in check
+    [run] = [text for command, text in printed.items() if command.startswith("tpu run")]
+    assert "running on 4 hosts" in run and "succeeded" in run
+    assert "2 × tpu7x-16" in run and "slice 0 of 2" in run
+
+
+def walk(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uv: str, *, bare: bool = False
+) -> dict[str, str]:
+    """Along the page; `bare` TPU hosts have nothing. Returns what each command printed."""
     programs, home, work = tmp_path / "bin", tmp_path / "home", tmp_path / "work"
     for folder in (programs, home, work):
         folder.mkdir()
@@ -112,7 +129,11 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uv: str, *, bare: bool
         storage = closing.enter_context(fake_gcs.server())
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage)
         emulator = Emulator(
-            agents_folder=tmp_path / "machines", latencies=Latencies().divided_by(100)
+            agents_folder=tmp_path / "machines",
+            latencies=Latencies().divided_by(100),
+            plan=CloudFaultPlan(
+                compute=ComputeFaultPlan(latencies=ComputeLatencies().divided_by(100))
+            ),
         )
         if bare:
             from tests.providers.tpu_vm.bare_hosts import BareHosts
@@ -135,19 +156,28 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uv: str, *, bare: bool
             "PROJECT_API": emulator.project.url,
             "UV": str(programs / "uv"),
             "TPUFLEET_TPU_VM_ENDPOINT": emulator.endpoint,
+            "TPUFLEET_COMPUTE_ENDPOINT": emulator.project.url,
         }
         environ.pop("XDG_CONFIG_HOME", None)
         try:
             with emulator:
-                printed = follow(commands_of_the_page(), environ, work, machine)
-                with emulator.cloud.lock:
-                    emulator.cloud.run_due()
-                    assert not emulator.cloud.ledger.running(), "no TPU is left to pay for"
+                printed = follow(commands_of(page), environ, work, machine)
+                nothing_is_paid_for(emulator)
         finally:
             machine.close()
     assert processes.leftovers(tmp_path / "machines") == []
     assert not compute.state.resources, "nothing of the server is left to pay for"
+    return printed
 
+
+def nothing_is_paid_for(emulator: Emulator) -> None:
+    for cloud in (emulator.cloud, emulator.engine):
+        with cloud.lock:
+            cloud.run_due()
+            assert not cloud.ledger.running(), "no TPU is left to pay for"
+
+
+def check_first_job(printed: dict[str, str]) -> None:
     [init] = [text for command, text in printed.items() if command.startswith("tpu init -")]
     fixes = [line for line in printed if line.startswith(("gcloud services", "gcloud storage"))]
     assert len(fixes) == 3

@@ -166,5 +166,7 @@ def test_a_dry_run_reaches_a_finished_job_and_writes_nothing(tmp_path, capfd, ki
     answer = tpu("init", "--dry-run", "--project", "my-project", "--type", kind)
     assert answer.exit_code == 0, answer.output
     assert "nothing was paid for" in answer.stdout and "gs://my-project-tpufleet" in answer.stdout
-    assert "hello from a TPU host" in capfd.readouterr().out
+    printed = capfd.readouterr()
+    assert "hello from a TPU host" in printed.out
+    assert "is now" not in printed.err, "it runs no command by a former name"
     assert list(tmp_path.iterdir()) == []

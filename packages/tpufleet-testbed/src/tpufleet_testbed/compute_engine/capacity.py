@@ -6,8 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tpufleet_testbed.compute_engine import catalog
-from tpufleet_testbed.compute_engine.api_errors import ErrorBody, operation_error, quota_error
+from tpufleet_testbed.compute_engine import catalog, validation
+from tpufleet_testbed.compute_engine.api_errors import (
+    ErrorBody,
+    RestError,
+    operation_error,
+    quota_error,
+)
 from tpufleet_testbed.compute_engine.catalog import Machine
 from tpufleet_testbed.compute_engine.fault_plan import QuotaLimit, StockLimit
 from tpufleet_testbed.compute_engine.records import Vm
@@ -80,6 +85,10 @@ def unusable(want: Want) -> ErrorBody | None:
         return operation_error("tpu-config", **want.texts)
     if any(kind not in generation.disk_types for kind in disk_types(want.properties)):
         return operation_error("disk-type", **want.texts)
+    try:
+        validation.scheduling(want.properties, "scheduling")
+    except RestError as error:
+        return operation_error("scheduling", problem=error.message)
     return None
 
 

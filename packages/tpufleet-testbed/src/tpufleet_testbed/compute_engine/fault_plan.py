@@ -88,8 +88,9 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
     # of TPUs shows no other model, that of the model excludes it.
     bound_to_any_reservation: bool = True
     # When a topology that the machine type cannot have, or that does not match the target size, is
-    # refused: by the insert of the group, or later for each VM.
-    bad_topology: Literal["call", "vm"] = "vm"
+    # refused: by the insert of the group, or later for each VM. One that no machine type can have:
+    # also by the insert of the policy.
+    bad_topology: Literal["policy", "call", "vm"] = "vm"
     # When a template of TPUs without TERMINATE, or of flex-start without a run time, is refused.
     bad_scheduling: Literal["call", "vm"] = "call"
     # When want of quota is answered, for a single VM: by the call, or by its operation.
@@ -155,6 +156,9 @@ class ComputeFaultPlan(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[ComputeCallFault, ...] = ()
     storms: tuple[PreemptionStorm, ...] = ()
     closings: tuple[ZoneOutage, ...] = ()
+    # Reads of a region, and writes, are limited to this many in each minute of the clock
+    # (cloud.google.com/compute/api-quota, where 1,500 is usual).
+    calls_per_minute: Annotated[int, Meta(ge=1)] | None = None
     stock: tuple[StockLimit, ...] = ()  # VMs
     quota: tuple[QuotaLimit, ...] = ()  # chips
     reservations: tuple[ReservedCapacity, ...] = ()

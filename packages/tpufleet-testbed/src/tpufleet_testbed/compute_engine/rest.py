@@ -7,9 +7,10 @@ API that it is built on.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from tpufleet.clocks import SystemClock
@@ -77,6 +78,10 @@ class ComputeRest:
     closing: threading.Event = field(default_factory=threading.Event)
     _answered: dict[tuple[str, str, str], Body] = field(default_factory=dict)  # by request id
     _listed: dict[str, Body] = field(default_factory=dict)
+    # In this minute: by region, and whether they read.
+    _counted: tuple[datetime, Counter[tuple[str, bool]]] = field(
+        default_factory=lambda: (datetime.min, Counter())
+    )
     _faults: CallFaults = field(init=False)
     _handlers: dict[str, Handler] = field(init=False)
 
@@ -116,6 +121,7 @@ class ComputeRest:
             now = self.engine.run_due()
             self.calls.append((call.method, call.place))
             self.requests.append((call.method, path, call.body))
+            self._count(call, now)
             fault = self._faults.match(call.method, call.place, now - self.engine.started_at)
             self._refuse(call, fault)
         if fault is not None and fault.error == "hang":
@@ -137,6 +143,19 @@ class ComputeRest:
         if fault is not None and fault.error == "lost-answer":
             raise call_error("unavailable")
         return answer
+
+    def _count(self, call: Call, now: datetime) -> None:
+        """Against the rate quota of the project, which is full again when a minute begins."""
+        most = self.engine.plan.calls_per_minute
+        minute = now.replace(second=0, microsecond=0)
+        if self._counted[0] != minute:
+            self._counted = (minute, Counter())
+        region = catalog.region_of(call.place) if call.scope.startswith("zones/") else call.place
+        verb = call.method.rpartition(".")[2]
+        group = (region, verb.startswith(("get", "list", "aggregated", "wait")))
+        self._counted[1][group] += 1
+        if most is not None and self._counted[1][group] > most:
+            raise call_error("rate")
 
     def _refuse(self, call: Call, fault: ComputeCallFault | None) -> None:
         verb = call.method.rpartition(".")[2]
@@ -216,7 +235,7 @@ class ComputeRest:
         name = validation.name_of(call.body)
         self._check_scope(call)
         if call.kind == "resourcePolicies":
-            body = validation.workload_policy(call.body)
+            body = validation.workload_policy(call.body, self.engine.switches)
         else:
             body = call.body
             validation.template(body, call.scope, self.engine.switches)

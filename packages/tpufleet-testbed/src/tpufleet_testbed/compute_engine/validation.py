@@ -69,7 +69,7 @@ def reference(field: str, url: str, kind: str) -> tuple[str, str]:
     return match["scope"], match["name"]
 
 
-def workload_policy(body: Mapping[str, Any]) -> dict[str, Any]:
+def workload_policy(body: Mapping[str, Any], switches: Switches) -> dict[str, Any]:
     """The policy with its defaults."""
     policy = body.get("workloadPolicy")
     if policy is None:
@@ -93,6 +93,10 @@ def workload_policy(body: Mapping[str, Any]) -> dict[str, Any]:
         raise invalid_field(f"{field}.type", kind, "A topology requires HIGH_THROUGHPUT.")
     if topology and not catalog.chips_of(topology):
         raise invalid_field(f"{field}.acceleratorTopology", topology)
+    if topology and switches.bad_topology == "policy":
+        known = any(topology in each.topologies for each in catalog.machines().values())
+        if not known:
+            raise invalid("Unsupported TPU configuration")
     mode = policy.get("acceleratorTopologyMode")
     if mode not in (None, "AUTO_CONNECT", "PROVISION_ONLY") or (mode and not topology):
         raise invalid_field(f"{field}.acceleratorTopologyMode", mode)

@@ -14,6 +14,10 @@ pytest.importorskip("google.cloud.compute_v1", reason="pip install google-cloud-
 
 from google.api_core import exceptions
 
+from tests.testbed.compute_engine.conformance_rows import (
+    add_regional,
+    close_zone,
+)
 from tests.testbed.compute_engine.emulated_compute import (
     DELETED_SPOT,
     FLEX,
@@ -208,6 +212,13 @@ def test_an_impossible_topology_may_be_refused_at_once(emulated):
         world.add_group(size=2)
 
 
+def test_a_topology_that_no_slice_has_may_be_refused_with_its_policy(emulated):
+    world = emulated(switches=Switches(bad_topology="policy"))
+    with pytest.raises(exceptions.BadRequest, match="Unsupported TPU configuration"):
+        world.add_policy("3x5")
+    world.add_policy("4x4")
+
+
 def test_want_of_quota_may_be_told_by_the_call(emulated):
     world = emulated(
         quota=(QuotaLimit(most=0),), switches=Switches(quota_refusal="call")
@@ -218,7 +229,12 @@ def test_want_of_quota_may_be_told_by_the_call(emulated):
 
 def test_a_template_may_be_judged_when_vms_are_created(emulated):
     world = emulated(switches=Switches(bad_scheduling="vm"))
-    world.done(world.add_template(scheduling={"provisioning_model": "FLEX_START"}))
+    flex = {"provisioning_model": "FLEX_START"}
+    world.done(world.add_template("plain", scheduling=flex))
+    world.prepare(scheduling=flex)
+    world.add_group(on_failure=LEAVE)
+    world.advance(LONG)
+    assert world.last_error().code == "CONDITION_NOT_MET" and world.vms() == []
 
 
 def test_a_vm_without_stock_may_boot_for_minutes_and_then_fail(emulated):
@@ -242,6 +258,50 @@ def test_the_attributes_of_a_slice_may_come_with_its_topology(emulated):
     assert world.read_metadata(name, "attributes/tpu-env") is None
     world.until_active()
     assert "TOPOLOGY: '4x4'" in world.read_metadata(name, "attributes/tpu-env")
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_slice_works_again_when_its_vm_is_back_or_has_to_be_created_again(emulated, recovers):
+    world = emulated(switches=Switches(topology_recovers=recovers))
+    world.running_slice()
+    with world.engine.lock:
+        world.engine.host_error(world.record(1), world.clock.now())
+    world.advance(LONG)
+    assert world.counts() == {"running": 4}
+    assert world.topology() == ("ACTIVE" if recovers else "INCOMPLETE")
+
+
+@pytest.mark.parametrize("searches", [True, False])
+def test_a_regional_group_may_try_its_first_zone_only(emulated, searches):
+    world = emulated(switches=Switches(regional_zone_search=searches))
+    world.prepare()
+    close_zone(world, ZONE)
+    add_regional(world)
+    world.advance(LONG)
+    world.vms()  # does what is due
+    zones = {vm.zone for vm in world.engine.vms.values()}
+    assert zones == ({"us-east5-b"} if searches else set())
+
+
+def test_listings_may_have_small_pages(emulated):
+    world = emulated(switches=Switches(page_size=2))
+    world.running_slice()
+    found = world.Instances.list(request={"project": PROJECT, "zone": ZONE})
+    assert [len(page.items) for page in found.pages] == [2, 2]
+
+
+def test_calls_of_a_project_are_limited_by_the_minute(emulated):
+    """By region, and reads apart from writes."""
+    world = emulated(calls_per_minute=2)
+    for _ in range(2):
+        world.vms()
+    with pytest.raises(exceptions.Forbidden, match="Quota exceeded") as refused:
+        world.vms()
+    assert refused.value.errors[0]["reason"] == "rateLimitExceeded"
+    world.Instances.list(project=PROJECT, zone="us-central1-a")
+    world.add_policy()
+    world.advance(60)
+    assert world.vms() == []
 
 
 def test_workers_may_be_in_the_order_of_names(emulated):

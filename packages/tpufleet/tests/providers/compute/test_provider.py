@@ -13,7 +13,7 @@ pytest.importorskip("google.auth", reason="pip install 'tpufleet[compute]'")
 
 from tests.providers.compute.emulated_compute import ZONE, EmulatedCompute
 from tests.providers.orders import order
-from tpufleet.errors import FleetError, ProviderUnavailable
+from tpufleet.errors import FleetError, ProviderBusy, ProviderUnavailable, RateLimited
 from tpufleet.model.fleet import bootstrap
 from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice
@@ -88,6 +88,25 @@ def test_a_call_whose_answer_is_lost_creates_one_group(worlds):
     world.provider.request(ordered("a"))
     becomes(world, "a", CloudState.UP)
     assert len(world.engine.groups) == 1 and len(world.engine.vms) == 4
+
+
+def test_a_project_with_few_calls_a_minute_gets_its_slices_late_and_once(worlds):
+    world = worlds(calls_per_minute=6)
+    names = ["a", "b", "c"]
+    waiting, up = list(names), set()
+    for _ in range(600):
+        world.pass_time(5)
+        try:
+            if waiting:
+                world.provider.request(ordered(waiting[0]))
+                waiting.pop(0)
+            up = {name for name, each in world.listed().items() if each.state is CloudState.UP}
+        except (RateLimited, ProviderBusy):
+            continue
+        if len(up) == len(names):
+            break
+    assert up == set(names) and len(world.engine.vms) == 12
+    assert len(world.emulator.project.tpus.stored) == 2  # a policy and a template
 
 
 def test_a_zone_that_refuses_bulk_mode_for_spot_is_asked_without_it_once(worlds):

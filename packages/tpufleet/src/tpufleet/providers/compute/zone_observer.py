@@ -202,7 +202,7 @@ class ZoneObserver:
             # Of maintenance, which is not shown once the VMs have stopped.
             seen = replace(seen, notice=earlier.cloud_slice.notice or seen.notice)
         cloud = self._cloud_slice(slice_id, seen)
-        if seen.state is CloudState.UP:
+        if seen.state is CloudState.UP and instances:
             reports = self._bootstrap.of_node(self._paths(instances), len(instances), now)
             cloud = replace(cloud, bootstrap=reports)
         granted = [

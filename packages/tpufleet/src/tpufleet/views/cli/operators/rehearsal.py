@@ -76,7 +76,7 @@ def _write_config(file: Path, document: dict[str, Any], endpoints: dict[str, str
 
 def _steps(environ: dict[str, str], work: Path, accelerator: str) -> int:
     for step in (
-        ["check", "cloud", "--type", accelerator],
+        ["init", "check", "--type", accelerator],
         ["run", accelerator, "--spot", "--max-cost", "5", "--", "python", "-c", COMMAND],
         ["cost"],
     ):

@@ -1,0 +1,126 @@
+"""One job file for Compute Engine, TPU VMs and GKE: what is used when one runs out, and that
+`tpu why` tells each step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
+pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
+pytest.importorskip("google.cloud.tpu_v2", reason="needs the extra `gcp`")
+
+from tests.journeys.compute_cloud import ComputeCloud, minutes
+from tests.journeys.gke_cloud import GkeCloud
+from tests.journeys.simulated_hosts import Program
+from tests.journeys.tpu_vm_cloud import TpuVmCloud
+from tpufleet.model.api_types import SourceState
+from tpufleet.model.fleet.pools import RefusalKind
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Capacity, JobState
+from tpufleet.service.jobs import explain
+from tpufleet_testbed.compute_engine.fault_plan import (
+    IMMEDIATE,
+    ComputeFaultPlan,
+    QuotaLimit,
+    StockLimit,
+)
+
+FIRST, SECOND = "us-east5-a", "us-central1-b"
+VM_ZONE, GKE_ZONE = "europe-west4-a", "us-central1-a"
+SPOT, QUEUED = Capacity.SPOT, Capacity.QUEUED
+REFUSED, REQUESTED = SourceState.REFUSED, SourceState.REQUESTED
+JOB = {
+    "accelerator": "v6e-8", "providers": ["compute", "tpu-vm", "gke"],
+    "capacity": ["spot", "queued"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def clouds(make_fleet, tmp_path):
+    """A fleet with three clouds. Compute Engine has spot capacity in the first zone only; the
+    others have none yet."""
+    plan = ComputeFaultPlan(
+        latencies=replace(IMMEDIATE, boot=timedelta(seconds=20), notice_period=minutes(0.5)),
+        stock=(StockLimit(most=0, zone=SECOND, model="SPOT"),),
+    )
+    made = []
+
+    def make(clock):
+        made.append(
+            ComputeCloud(clock, tmp_path, (FIRST, SECOND), plan, max_run_duration=minutes(7))
+        )
+        made.append(TpuVmCloud(clock, (VM_ZONE,)))
+        made.append(GkeCloud(clock, (GKE_ZONE,)))
+        made[1].sell_out()
+        made[2].gke.stock[(GKE_ZONE, "ct6e-standard-8t")] = 0
+        return made
+
+    yield make_fleet(zones=(), other_clouds=make, boot_limit=minutes(20)), *made
+    for cloud in made:
+        cloud.close()
+
+
+def placed(fleet, job):
+    return [(one.provider, one.zone, one.capacity) for one in fleet.gang(job)]
+
+
+def why(fleet, job):
+    """What `tpu why` shows: the job's attempts, and what each source answered."""
+    found = explain.explain(fleet.store, fleet.job(job), fleet.clock.now())
+    sources = {(one.provider, one.zone, one.capacity): one.state for one in found.sources}
+    return [attempt.end_reason for attempt in found.attempts], sources
+
+
+def refusals(fleet):
+    return {
+        (one.provider, one.zone, one.capacity): one.kind
+        for one in fleet.store.refusals()
+        if one.streak
+    }
+
+
+def test_a_job_falls_from_spot_to_flex_start_in_another_zone_and_then_to_gke(clouds):
+    fleet, compute, _, gke = clouds
+    job = fleet.submit(Program(steps=500, checkpoint_every=30), **JOB)
+    fleet.until(lambda: fleet.running(job))
+    assert placed(fleet, job) == [("compute", FIRST, SPOT)]
+
+    # Its zone runs out of spot capacity, which takes its VM, and its region of quota: flex-start
+    # would wait there for ever.
+    compute.engine.stock = (StockLimit(most=0, model="SPOT"),)
+    compute.engine.quota = (QuotaLimit(most=0, region="us-east5"),)
+    [tpu_slice] = fleet.gang(job)
+    compute.preempt(tpu_slice.id)
+    fleet.until(lambda: placed(fleet, job) == [("compute", SECOND, QUEUED)])
+    ended, sources = why(fleet, job)
+    assert ended == [EndReason.PREEMPTED]
+    assert sources == {
+        ("compute", FIRST, SPOT): REFUSED, ("compute", SECOND, SPOT): REFUSED,
+        ("tpu-vm", VM_ZONE, SPOT): REFUSED, ("gke", GKE_ZONE, SPOT): REFUSED,
+        ("compute", FIRST, QUEUED): REFUSED, ("compute", SECOND, QUEUED): REQUESTED,
+        ("tpu-vm", VM_ZONE, QUEUED): SourceState.UNTRIED,
+        ("gke", GKE_ZONE, QUEUED): SourceState.UNTRIED,
+    }  # fmt: skip
+    assert refusals(fleet) == {
+        ("compute", FIRST, SPOT): RefusalKind.QUOTA,
+        ("compute", SECOND, SPOT): RefusalKind.CAPACITY,
+        ("tpu-vm", VM_ZONE, SPOT): RefusalKind.CAPACITY,
+        ("gke", GKE_ZONE, SPOT): RefusalKind.CAPACITY,
+        ("compute", FIRST, QUEUED): RefusalKind.QUOTA,
+    }
+
+    # Google deletes the VM at the end of its run duration, and has no more; GKE has now.
+    fleet.until(lambda: fleet.running(job))
+    compute.engine.quota = (QuotaLimit(most=0),)
+    gke.gke.stock.clear()
+    fleet.until(lambda: [one.provider for one in fleet.gang(job)] == ["gke"], 1200)
+    assert why(fleet, job)[0] == [EndReason.PREEMPTED, EndReason.PREEMPTED]
+    fleet.settle(job, limit=7200)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+    assert fleet.attempts(job) == ["preempted", "preempted", "finished"]
+    assert fleet.failures(job) == 0
+    assert max(fleet.disk.steps.values()) == 500
+    assert not compute.existing() and not compute.engine.groups
