@@ -144,6 +144,20 @@ def test_a_stopping_program_is_killed_once_another_process_is_gone(harness):
     assert harness.wait_for_exit().signal == signal.SIGKILL
 
 
+@pytest.mark.parametrize("first", ["released", "aborted"])
+def test_a_blocked_program_is_killed_also_when_its_slice_is_released(harness, first):
+    """Its machines are deleted because those of another slice of the gang are gone."""
+    harness.assign_python(STUBBORN, grace=timedelta(hours=1))
+    harness.start()
+    harness.wait_for_log("up\n")
+    if first == "released":
+        harness.control_plane.release = True
+        harness.wait_for_phase(Phase.STOPPING)
+    stop_now(harness, EndReason.PREEMPTED, abort=True)
+    harness.control_plane.release = True
+    assert harness.wait_for_exit().signal == signal.SIGKILL
+
+
 def test_a_save_that_has_begun_is_completed_although_another_process_is_gone(harness):
     """And the program is killed when it is done, however much of the grace period is left."""
     harness.assign_python(SAVING, grace=timedelta(hours=1))

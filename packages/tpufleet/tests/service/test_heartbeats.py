@@ -133,6 +133,15 @@ def test_agents_of_a_slice_that_we_let_go_of_are_told_to_leave(running, state):
     assert reply.assignment is None
 
 
+def test_processes_on_a_slice_that_we_let_go_of_are_killed_with_those_of_their_gang(running):
+    running.add_slice("s1", "job-1", state=SliceState.RELEASING)
+    changed = {"state": AttemptState.STOPPING, "stop_reason": EndReason.PREEMPTED}
+    running.add_attempt("job-1", 0, "s1", "s2", **changed, aborted=True)
+    reply = running.send_heartbeat("s1/0", attempt_id="job-1.0")
+    assert reply.release and reply.assignment.abort
+    assert running.send_heartbeat("s1/1").assignment is None, "nothing is started there"
+
+
 def test_agents_of_a_slice_that_we_do_not_know_are_told_to_leave(service):
     assert service.send_heartbeat("never-heard-of/0").release
 

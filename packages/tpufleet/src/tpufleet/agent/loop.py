@@ -257,6 +257,8 @@ class Agent:
         self._host_commands.start_new(reply.host_commands)
         if reply.release:
             self._exit(EXIT_RELEASED, "the slice was released")
+            if self._workload and reply.assignment and reply.assignment.abort:
+                self._workload.abort()
         elif not self._lease_expired():
             self._reconcile(reply.assignment, reported=message.heartbeat)
 

@@ -141,7 +141,10 @@ class Heartbeats:
                     kind=InboxMessageKind.HEARTBEAT, at=now, slice_id=slice_id, heartbeat=heartbeat
                 )
             )
+        releasing = tpu_slice.state is SliceState.RELEASING
         reports = assignment is not None and heartbeat.attempt_id == assignment.attempt_id
+        if releasing and not reports:
+            assignment = None  # nothing is started there
         if assignment is not None and reports and assignment.process_id == 0:
             new_points = self._metrics.new_points(assignment, points, times_sent)
             self._metrics.report(assignment.job_id, heartbeat.progress, now, new_points)
@@ -154,7 +157,7 @@ class Heartbeats:
         waits = heartbeat.phase is Phase.EXITED or (
             assignment is None and tpu_slice.job_id is not None
         )
-        return self._reply(assignment, release=tpu_slice.state is SliceState.RELEASING, waits=waits)
+        return self._reply(assignment, release=releasing, waits=waits)
 
     async def flush(self) -> None:
         """Write the liveness and the metrics gathered since the last flush."""
@@ -221,9 +224,9 @@ class Heartbeats:
         if tpu_slice is None or tpu_slice.state is SliceState.GONE:
             return _HostState(tpu_slice)
         host = rows.hosts.get(lookup.host_id)
-        if tpu_slice.state is SliceState.RELEASING:
-            return _HostState(tpu_slice, host)
         attempt = rows.attempts.get(tpu_slice.job_id) if tpu_slice.job_id is not None else None
+        if tpu_slice.state is SliceState.RELEASING and not (attempt and attempt.aborted):
+            return _HostState(tpu_slice, host)
         assigned = self._assignments.assignment_for(lookup.host_id, tpu_slice, attempt)
         return _HostState(tpu_slice, host, assigned)
 
