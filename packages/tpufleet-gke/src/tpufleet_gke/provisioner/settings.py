@@ -231,6 +231,9 @@ class ProvisionerSettings(msgspec.Struct, frozen=True, kw_only=True):
     respect_auto_provisioning: Annotated[
         bool, about("No pools for pods that node auto-provisioning of the cluster serves.")
     ] = variable("RESPECT_NODE_AUTO_PROVISIONING", True)
+    dynamic_slices: Annotated[
+        bool, about("Form Slices of sub-blocks for pods that ask for one (dynamic slicing).")
+    ] = variable("DYNAMIC_SLICES", False)
     poll_interval: Annotated[
         PositiveDuration, about("How often GKE is polled while pools are created or deleted.")
     ] = variable("POLL_INTERVAL", timedelta(seconds=2))
