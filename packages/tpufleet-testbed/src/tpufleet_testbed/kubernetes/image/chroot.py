@@ -35,10 +35,6 @@ exec chroot "$root" /bin/sh -euc "$command"
 """
 
 
-# dpkg does not wait for the disk after each file: a build that is cut short starts again.
-UNSAFE_IO = {"DPKG_FORCE": "unsafe-io"}
-
-
 class ImageBuildError(FleetError, Permanent):
     """The image cannot be built on this machine."""
 
@@ -60,7 +56,7 @@ def bootstrap_debian(image: str, root: Path, mtime: int) -> None:
         )
     release = RELEASES[match[1]]
     argv = ["debootstrap", "--variant=minbase", release, root, MIRROR]
-    environ = {**os.environ, "SOURCE_DATE_EPOCH": str(mtime), "LC_ALL": "C", **UNSAFE_IO}
+    environ = {**os.environ, "SOURCE_DATE_EPOCH": str(mtime), "LC_ALL": "C"}
     programs.run(f"debootstrap {release}", argv, ImageBuildError, env=environ)
     (root / "etc" / "apt" / "sources.list").write_text(
         f"deb {MIRROR} {release} main\ndeb {MIRROR} {release}-updates main\n"
@@ -88,7 +84,7 @@ def run_in_chroot(root: Path, command: str, environment: Mapping[str, str]) -> N
         ImageBuildError,
         env={
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": "/root", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **UNSAFE_IO,
+            "HOME": "/root", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore",
             **{name: os.environ[name] for name in PROXIES if name in os.environ},
             **certificate, **environment,
