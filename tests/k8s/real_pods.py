@@ -66,7 +66,7 @@ class Fleet:
         job_namespace.apply_manifests(plane, node, namespace)
         # Not the port that the node reserves: a developer's server may use it.
         address = f"{node.network.gateway}:{cluster_layout.free_ports(1)[0]}"
-        settings = job_namespace.server_settings(plane, node, namespace)
+        settings = job_namespace.server_settings(plane, node, namespace, queue="")
         inherited = {
             key: value for key, value in os.environ.items() if not key.startswith("TPUFLEET_")
         }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
+import yaml
 
 pytest.importorskip(
     "google.cloud.firestore", reason="no Firestore client; pip install 'tpufleet[firestore]'"
@@ -18,11 +21,12 @@ pytest.importorskip(
 from google.api_core import exceptions
 from google.auth.exceptions import RefreshError
 
+from tests.repository import ROOT
 from tests.server_process import wait_until
 from tpufleet.errors import PermissionMissing, Unreachable
-from tpufleet.model.job.jobs import JobId
+from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet_firestore.bridge.background_tasks import BridgeLimits
-from tpufleet_firestore.bridge.bridge import Bridge
+from tpufleet_firestore.bridge.bridge import Bridge, WorkResult
 from tpufleet_firestore.bridge.collection import DocumentChange, translate_errors
 from tpufleet_firestore.bridge.document_state import DocumentDriver, HeldDocument
 from tpufleet_firestore.bridge.documents import Document, DocumentClaim
@@ -212,6 +216,39 @@ def test_metrics_count_documents_claims_outcomes_and_errors(fleet):
     finally:
         bridge.stop()
         thread.join(900)
+
+
+def test_failures_quotas_and_long_runs_are_told_apart():
+    bridge = Bridge(FakeCollection(), FakeDriver(), FakeFleet(), BridgeLimits())  # type: ignore[arg-type]
+    document = pending("d1")
+    claim = DocumentClaim(holder="us", fence=0, run_number=0, job_id=JobId("fs-d1"))
+    for state in (JobState.FAILED, JobState.SUCCEEDED):
+        row = SimpleNamespace(state=state)
+        held = HeldDocument(document=document, claim=claim, row=row, ended=True)  # type: ignore[arg-type]
+        bridge._in_progress["d1"] = False
+        bridge._handle_result(WorkResult("d1", held, None))
+    for error in (exceptions.ResourceExhausted("quota"), exceptions.ServiceUnavailable("later")):
+        with pytest.raises(Unreachable) as caught, translate_errors():
+            raise error
+        bridge._handle_error("d1", caught.value)
+    running = replace(
+        document,
+        data={"status": "running", "started_at": datetime.now(UTC) - timedelta(hours=2)},
+    )
+    bridge._documents["d1"] = running
+    lines = [line for line in bridge.metrics().splitlines() if not line.startswith("#")]
+    shown = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    assert shown["tpufleet_bridge_ended_total"] == 2
+    assert shown["tpufleet_bridge_failed_total"] == 1
+    assert (shown["tpufleet_bridge_errors_total"], shown["tpufleet_bridge_quota_errors_total"]) == (
+        2,
+        1,
+    )
+    assert 7200 <= shown["tpufleet_bridge_oldest_running_seconds"] < 7300
+    rules = yaml.safe_load((ROOT / "deploy/k8s/base/bridge/alerts.yaml").read_text())
+    expressions = [rule["expr"] for rule in rules["spec"]["groups"][0]["rules"]]
+    used = {name for text in expressions for name in re.findall(r"tpufleet_bridge_\w+", text)}
+    assert used <= set(shown)
 
 
 class FailingCollection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from tpufleet_gke.provisioner.gke.node_pools import GkeNodePools, NodePools
 from tpufleet_gke.provisioner.kube.pool_events import EventReporter
 from tpufleet_gke.provisioner.loop import Provisioner
 from tpufleet_gke.provisioner.model import label_keys, pod_owners
+from tpufleet_testbed.gke.dynamic_slices import EmulatedSlices
 from tpufleet_testbed.gke.grpc_server import GkeServer, client
 from tpufleet_testbed.gke.node_pools import GkeEmulator, NodeBackend
 
@@ -77,6 +79,7 @@ class ProvisionerHarness:
         self.simulated = SimulatedNodes(self.clock) if simulate_nodes else None
         self.gke = GkeEmulator(clock=self.clock, nodes=self.simulated or NodeBackend())
         self.server = GkeServer(self.gke).start()
+        self.slices = EmulatedSlices(self.clock)
         self.list_timeout, self.dry_run = list_timeout, dry_run
         self.settings = builders.settings(**settings)
         self.events = events or RecordedEvents()
@@ -134,6 +137,19 @@ class ProvisionerHarness:
 
     def nodes(self) -> list[Any]:
         return self.simulated.all() if self.simulated else []
+
+    def tpu_slices(self) -> list[Any]:
+        self.slices.advance()
+        return copy.deepcopy(list(self.slices.slices.values()))
+
+    def partition_nodes(self) -> list[Any]:
+        return self.slices.nodes()
+
+    def create_slice(self, manifest: Any) -> None:
+        self.slices.create(manifest)
+
+    def delete_slice(self, name: str) -> None:
+        self.slices.delete(name)
 
     def pods_on(self, node: str) -> list[Any]:
         return [pod for pod in self.pod_list if pod["spec"].get("nodeName") == node]

@@ -28,6 +28,7 @@ class SimulatedNodes:
     drained: set[str] = field(default_factory=set)  # pools
     cordoned: dict[str, str] = field(default_factory=dict)  # nodes, with the annotation
     created: dict[str, list[tuple[Any, datetime]]] = field(default_factory=dict)  # by pool
+    _shown: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # by name: from what, the node
 
     def create_nodes(self, pool: Any, *, chips: bool = True) -> None:
         manifests = kwok_nodes.node_manifests(kwok_backend.kwok_node_pool(pool))
@@ -82,9 +83,13 @@ class SimulatedNodes:
             if pod["spec"].get("nodeName"):
                 continue
             reasons: Counter[str] = Counter()
+            misfits: dict[tuple[str, bool], str] = {}  # the nodes of a pool are alike
             for node in nodes:
                 name = node["metadata"]["name"]
-                reason = misfit(pod, node) or (
+                kind = pool_of[name], bool(node["spec"].get("unschedulable"))
+                if kind not in misfits:
+                    misfits[kind] = misfit(pod, node)
+                reason = misfits[kind] or (
                     f"Insufficient {kwok_nodes.TPU}"
                     if name in taken or pool_of[name] in taken_pools
                     else ""
@@ -102,6 +107,16 @@ class SimulatedNodes:
                 pod["status"] = unschedulable(f"0/{len(nodes)} nodes are available: {counts}.")
 
     def _node(self, manifest: Any, created_at: datetime) -> Any:
+        name, pool = manifest["metadata"]["name"], manifest["metadata"]["labels"][kwok_nodes.POOL]
+        state = (
+            id(manifest), created_at, pool in self.without_chips, pool in self.drained,
+            self.cordoned.get(name),
+        )  # fmt: skip
+        if self._shown.get(name, (None,))[0] != state:
+            self._shown[name] = state, self._new_node(manifest, created_at)
+        return self._shown[name][1]
+
+    def _new_node(self, manifest: Any, created_at: datetime) -> Any:
         allocatable = dict(manifest["status"]["allocatable"])
         if manifest["metadata"]["labels"][kwok_nodes.POOL] in self.without_chips:
             del allocatable[kwok_nodes.TPU]

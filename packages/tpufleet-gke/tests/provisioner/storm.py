@@ -40,7 +40,7 @@ FAULTS_PER_DAY = {
     "slow creation": 4, "lost nodes": 4, "deletion": 4, "stockout": 3, "repair": 6, "restart": 2,
 }  # fmt: skip
 # Times of GKE that no provisioner changes.
-OF_GKE = ("GKE deletes it", "the device plugin starts")
+OF_GKE = ("GKE deletes it", "the device plugin starts", "GKE creates its other slices")
 TRANSIENT = ("UNAVAILABLE", "INTERNAL", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 
 
@@ -71,7 +71,10 @@ class Training:
 
 
 class Storm:
-    def __init__(self, seed: int, days: float, per_day: int = 200) -> None:
+    def __init__(
+        self, seed: int, days: float, per_day: int = 200, *,
+        creation: timedelta = 90 * SECOND, deletion: timedelta = 60 * SECOND,
+    ) -> None:  # fmt: skip
         self.chosen = random.Random(seed)
         self.harness = ProvisionerHarness(
             simulate_nodes=True, budget_chips=Limit(None, TENANTS), poll_interval=10 * SECOND
@@ -80,7 +83,7 @@ class Storm:
         assert self.harness.simulated is not None
         self.nodes = self.harness.simulated
         self.nodes.exclusive = True
-        self.gke.creation_time, self.gke.deletion_time = 90 * SECOND, 60 * SECOND
+        self.gke.creation_time, self.gke.deletion_time = creation, deletion
         self.gke.device_plugin_delay = 15 * SECOND
         self.began = self.clock.now()
         self.ends = self.began + days * DAY
@@ -94,6 +97,7 @@ class Storm:
         )
         self.dollars: Counter[str] = Counter()  # by cause
         self.used_pools: set[str] = set()
+        self.creating: set[tuple[str, str]] = set()  # owners of pools
         self.most_over_budget = 0.0
 
     def close(self) -> None:
@@ -265,6 +269,12 @@ class Storm:
             for pod in training.pods
             if "nodeName" in pod["spec"]
         }
+        self.creating = {
+            (labels[label_keys.OWNER_NAMESPACE], labels[label_keys.OWNER_NAME])
+            for name, pool in self.gke.pools.items()
+            for labels in [pool.config.labels]
+            if self._is_being_created(name, pool)
+        }
         for name, pool in self.gke.pools.items():
             labels = pool.config.labels
             owner = labels[label_keys.OWNER_NAMESPACE], labels[label_keys.OWNER_NAME]
@@ -283,12 +293,21 @@ class Storm:
                 training.done += span
         self.clock.advance(span)
 
+    def _is_being_created(self, name: str, pool: Any) -> bool:
+        """For no longer than GKE usually takes."""
+        usual = self.gke.creation_time + self.gke.device_plugin_delay
+        early = self.clock.now() < self.gke.created_at[name] + usual
+        return early and (pool.status.name == "PROVISIONING" or name in self.nodes.without_chips)
+
     def _cause(self, name: str, pool: Any, owner: Training, runs_on: Mapping[str, Training]) -> str:
         names = [node["metadata"]["name"] for node, _ in self.nodes.created[name]]
         users = [runs_on[node] for node in names if node in runs_on]
         if users:
             self.used_pools.add(name)
-            return "used" if users[0].state == "running" else "waits for other slices"
+            if users[0].state == "running":
+                return "used"
+            # What GKE takes beyond its usual time is ours: another pool might be quicker.
+            return OF_GKE[2] if owner.key in self.creating else "waits for other slices"
         if pool.status.name == "STOPPING":
             return OF_GKE[0]
         if owner.is_over:

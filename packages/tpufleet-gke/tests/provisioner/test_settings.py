@@ -20,6 +20,7 @@ def test_without_variables_the_defaults_are_upstreams():
     )
 
 
+KEY = "projects/p/locations/l/keyRings/r/cryptoKeys/k"
 VARIABLES = [
     ("PROVIDER", "mock", {"provider": "mock"}),
     ("GCP_PROJECT_ID", "p", {"project": "p"}),
@@ -44,7 +45,7 @@ VARIABLES = [
     ),
     ("GCP_NODE_DISK_TYPE", "hyperdisk-balanced", {"disk_type": "hyperdisk-balanced"}),
     ("GCP_NODE_CONFIDENTIAL_STORAGE", "true", {"confidential_storage": True}),
-    ("GCP_NODE_BOOT_DISK_KMS_KEY", "k", {"boot_disk_kms_key": "k"}),
+    ("GCP_NODE_BOOT_DISK_KMS_KEY", KEY, {"boot_disk_kms_key": KEY}),
     ("GCP_FORCE_ON_DEMAND", "true", {"force_on_demand": True}),
     ("NODE_MIN_LIFESPAN", "1m30s", {"node_min_lifespan": timedelta(seconds=90)}),
     ("NODEPOOL_DELETION_DELAY", "30s", {"deletion_delay": timedelta(seconds=30)}),
@@ -82,6 +83,11 @@ INVALID = [
     ("GCP_ZONE", "us-central1"),
     ("GCP_ZONES", "us-central1-a us-central1-b"),
     ("GCP_NODE_ADDITIONAL_NETWORKS", "only-a-network"),
+    # What GKE would refuse in every node pool.
+    ("GCP_NODE_TAGS", "Team_A"),
+    ("GCP_NODE_BOOT_DISK_KMS_KEY", "my-key"),
+    ("GCP_MAX_PODS_PER_NODE", "7"),
+    ("GCP_MAX_PODS_PER_NODE", "257"),
 ]
 
 

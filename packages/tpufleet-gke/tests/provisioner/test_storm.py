@@ -8,17 +8,23 @@ import pytest
 
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
-from tests.provisioner.storm import OF_GKE, Storm
+from tests.provisioner.storm import MINUTE, OF_GKE, Storm
+
+SLOW_GKE = {"creation": 5 * MINUTE, "deletion": 4 * MINUTE}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "days",
-    [0.1, pytest.param(7, marks=[pytest.mark.chaos, pytest.mark.timeout(7200)])],
+    ("days", "times"),
+    [
+        pytest.param(1, {}, id="a day"),
+        pytest.param(0.3, SLOW_GKE, id="a slow GKE"),
+        pytest.param(7, {}, id="a week", marks=[pytest.mark.chaos, pytest.mark.timeout(7200)]),
+    ],
 )
-def test_less_than_a_hundredth_of_the_bill_is_unused(days, capsys):
+def test_less_than_a_hundredth_of_the_bill_is_unused(days, times, capsys):
     logging.disable(logging.CRITICAL)  # a million lines
-    storm = Storm(seed=1, days=days)
+    storm = Storm(seed=1, days=days, **times)
     try:
         storm.run()
         assert [training.name for training in storm.trainings if not training.is_over] == []

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,15 @@ from tpufleet.client.fleet import FleetClient
 from tpufleet.clocks import jittered
 from tpufleet.errors import Fenced
 from tpufleet.model.api_types import JobRow
-from tpufleet.model.job.jobs import ENDED_STATES, JobId
+from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
 from tpufleet_firestore.bridge import documents
 from tpufleet_firestore.bridge.background_tasks import BackgroundTasks, BridgeLimits, log_failure
 from tpufleet_firestore.bridge.cleanup import ResultCleanup
-from tpufleet_firestore.bridge.collection import DocumentChange, JobCollection
+from tpufleet_firestore.bridge.collection import (
+    DocumentChange,
+    FirestoreQuotaExceeded,
+    JobCollection,
+)
 from tpufleet_firestore.bridge.document_state import DocumentDriver, HeldDocument
 from tpufleet_firestore.bridge.documents import Document, DocumentStatus
 from tpufleet_firestore.bridge.metrics import exposition
@@ -78,7 +83,8 @@ class Bridge:
         self._listen_at = 0.0
         self._resync_at = 0.0
         self._last_iteration = time.monotonic()
-        self._claims = self._ended = self._errors = 0  # since the start
+        # Since the start.
+        self._claims = self._ended = self._failed = self._errors = self._quota_errors = 0
         self._background = BackgroundTasks(
             collection,
             client,
@@ -108,11 +114,25 @@ class Bridge:
             "loop_age_seconds": time.monotonic() - self._last_iteration,
             "ready": not self.unready_reason(),
             "claims_total": self._claims,
+            "oldest_running_seconds": self._oldest_running(),
             "ended_total": self._ended,
+            "failed_total": self._failed,
             "errors_total": self._errors,
+            "quota_errors_total": self._quota_errors,
         }
         statuses = Counter(str(document.status) for document in list(self._documents.values()))
         return exposition(statuses, values)
+
+    def _oldest_running(self) -> float:
+        now = datetime.now(UTC)
+        live = list(self._documents.values())
+        started = [
+            at
+            for document in live
+            if document.status == DocumentStatus.RUNNING
+            and isinstance(at := document.data.get("started_at"), datetime)
+        ]
+        return max(((now - at).total_seconds() for at in started), default=0.0)
 
     def stop(self) -> None:
         """From any thread or a signal handler. Claims are left for other bridges to take over."""
@@ -239,6 +259,7 @@ class Bridge:
         self._claims += newly_claimed
         if held.ended:
             self._ended += 1
+            self._failed += held.row is not None and held.row.state is JobState.FAILED
             self._held.pop(document_id, None)
             self._rows.pop(held.claim.job_id, None)
             return
@@ -254,6 +275,7 @@ class Bridge:
                 self._rows.pop(held.claim.job_id, None)
             return
         self._errors += 1
+        self._quota_errors += isinstance(error, FirestoreQuotaExceeded)
         backoff = self._backoffs.setdefault(
             document_id, Backoff(first=RETRY_FIRST_SECONDS, longest=RETRY_MAX_SECONDS)
         )

@@ -260,6 +260,10 @@ class JobCollection:
         return bool(age > (after or self._dead_after))
 
 
+class FirestoreQuotaExceeded(Unreachable):
+    """Of reads, writes or the free tier: https://cloud.google.com/firestore/quotas."""
+
+
 def _no_longer_held(document_id: str, state: str) -> Fenced:
     return Fenced(f"{document_id} is no longer held by this bridge: {state}")
 
@@ -284,5 +288,7 @@ def translate_errors() -> Iterator[None]:
         raise PermissionMissing(
             f"Firestore: {error.message}; grant the account roles/datastore.user"
         ) from error
+    except exceptions.ResourceExhausted as error:
+        raise FirestoreQuotaExceeded(f"Firestore: {error.message}") from error
     except (GoogleAuthError, exceptions.GoogleAPICallError, exceptions.RetryError) as error:
         raise Unreachable(unreachable("Firestore", error)) from error

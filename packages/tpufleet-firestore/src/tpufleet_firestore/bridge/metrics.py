@@ -10,8 +10,11 @@ _METRICS = {
     "loop_age_seconds": ("gauge", "Time since the main loop ran."),
     "ready": ("gauge", "1 while the bridge does its work."),
     "claims_total": ("counter", "Documents claimed."),
+    "oldest_running_seconds": ("gauge", "How long the document runs that has run longest."),
     "ended_total": ("counter", "Documents whose outcome was written."),
+    "failed_total": ("counter", "Documents whose outcome was that their job failed."),
     "errors_total": ("counter", "Failed steps of documents, retried."),
+    "quota_errors_total": ("counter", "Those that a quota of Firestore made fail."),
 }
 
 

@@ -37,6 +37,7 @@ from tpufleet_gke.provisioner.planning.pool_tracker import PoolTracker
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
 from tpufleet_gke.provisioner.result_handler import ResultHandler
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
+from tpufleet_gke.provisioner.slice_reconciler import SliceReconciler
 from tpufleet_gke.provisioner.steady_clock import SteadyClock
 
 log = logging.getLogger("tpufleet_gke.provisioner")
@@ -77,6 +78,7 @@ class Provisioner:
         self._failed_creates = BackgroundRead(
             pools.failed_creates, "operations", list_timeout, timedelta(0)
         )
+        self._slices = SliceReconciler(cluster, reporter, delete_executor, settings.pod_resource)
         self._steady = SteadyClock(clock)
         self._results = ResultHandler(self.tracker, reporter, self.metrics)
         self.last_success = clock.uptime()  # of a reconciliation; at first: creation
@@ -197,7 +199,11 @@ class Provisioner:
         demanded = {pool.name for pool in pools if pool.parent in parents}
         cordoned_since, cordoned = observations.cordoned_pools(nodes)
         stranded = observations.stranded_pods(owned, self._settings)
-        self._reporter.forget_except({waiting.pod.uid for waiting in (*demands, *stranded)})
+        for_slices: set[str] = set()
+        if self._settings.dynamic_slices:
+            for_slices = self._slices.reconcile(owned, owners, now, dry_run=self._dry_run)
+        waiting_uids = {waiting.pod.uid for waiting in (*demands, *stranded)}
+        self._reporter.forget_except(waiting_uids | for_slices)
         state = ClusterState(
             pools=pools,
             owners=owners,

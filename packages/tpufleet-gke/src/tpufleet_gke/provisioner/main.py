@@ -65,7 +65,11 @@ class ProvisionerProgram:
         self._connection = Connection(options.kubeconfig, manager=label_keys.EVENT_SOURCE)
         self._metrics = ProvisionerMetrics()
         self._cluster = WatchedCluster(
-            self._connection, self._wake, settings.served_kinds, options.namespace
+            self._connection,
+            self._wake,
+            settings.served_kinds,
+            options.namespace,
+            settings.dynamic_slices,
         )
         self._elector = self._make_elector(settings, options) if options.leader_elect else None
         self._create_executor = ThreadPoolExecutor(

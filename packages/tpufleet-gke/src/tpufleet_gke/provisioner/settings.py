@@ -91,6 +91,16 @@ def from_variables(kind: type[T], environ: Mapping[str, str]) -> T:
     return schema.parse(kind, {name: value for name, value in values.items() if value}, lax=True)
 
 
+NetworkTag = Annotated[
+    str, schema.text("network tag", r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", example="tpu-nodes")
+]
+KmsKey = Annotated[
+    str,
+    schema.text(
+        "key", r"(projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+)?",
+        example="projects/p/locations/us-central1/keyRings/tpus/cryptoKeys/disks",
+    ),
+]  # fmt: skip
 Duration = Annotated[timedelta, schema.custom("duration", _duration, write=durations.to_builtin)]
 PositiveDuration = Annotated[
     timedelta, schema.custom("duration", _positive, write=durations.to_builtin)
@@ -124,7 +134,7 @@ class ProvisionerSettings(msgspec.Struct, frozen=True, kw_only=True):
     service_account: Annotated[Text, about("Service account of nodes.")] = variable(
         "GCP_NODE_SERVICE_ACCOUNT", ""
     )
-    tags: Annotated[tuple[Text, ...], about("Network tags of nodes.")] = variable(
+    tags: Annotated[tuple[NetworkTag, ...], about("Network tags of nodes.")] = variable(
         "GCP_NODE_TAGS", ()
     )
     pod_to_node_labels: Annotated[tuple[Text, ...], about("Pod labels copied to nodes.")] = (
@@ -145,7 +155,7 @@ class ProvisionerSettings(msgspec.Struct, frozen=True, kw_only=True):
     confidential_storage: Annotated[bool, about("Confidential storage on boot disks.")] = variable(
         "GCP_NODE_CONFIDENTIAL_STORAGE", False
     )
-    boot_disk_kms_key: Annotated[Text, about("Key that encrypts boot disks.")] = variable(
+    boot_disk_kms_key: Annotated[KmsKey, about("Key that encrypts boot disks.")] = variable(
         "GCP_NODE_BOOT_DISK_KMS_KEY", ""
     )
     force_on_demand: Annotated[
@@ -176,7 +186,7 @@ class ProvisionerSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool, about("Spot for pods that tolerate it, when on-demand is out of stock.")
     ] = variable("GCP_SPOT_FALLBACK", False)
     max_pods_per_node: Annotated[
-        int, Meta(ge=1), about("For nodes with many small pods beside the job's.")
+        int, Meta(ge=8, le=256), about("For nodes with many small pods beside the job's.")
     ] = variable("GCP_MAX_PODS_PER_NODE", 15)
     budget_chips: Annotated[
         LimitText,
@@ -231,6 +241,9 @@ class ProvisionerSettings(msgspec.Struct, frozen=True, kw_only=True):
     respect_auto_provisioning: Annotated[
         bool, about("No pools for pods that node auto-provisioning of the cluster serves.")
     ] = variable("RESPECT_NODE_AUTO_PROVISIONING", True)
+    dynamic_slices: Annotated[
+        bool, about("Form Slices of sub-blocks for pods that ask for one (dynamic slicing).")
+    ] = variable("DYNAMIC_SLICES", False)
     poll_interval: Annotated[
         PositiveDuration, about("How often GKE is polled while pools are created or deleted.")
     ] = variable("POLL_INTERVAL", timedelta(seconds=2))

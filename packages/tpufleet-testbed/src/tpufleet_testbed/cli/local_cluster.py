@@ -109,13 +109,17 @@ def up(
 
 
 def _add_node(plane: KubernetesControlPlane, shape: NodeShape) -> None:
-    """With the image and a volume for pods."""
+    """With the image, a queue and a volume for pods."""
     image = builder.build(progress=output.print_status)
     node = real_node.add(plane, shape, output.print_status)
     output.print_status(f"importing {image.reference}")
     node_images.load_image(node, image)
     job_namespace.apply_manifests(plane, node)
+    job_namespace.install_queue(plane, node)
     job_namespace.save_image(node, image.reference)
+    output.print_status(
+        f"jobs wait in the LocalQueue {job_namespace.NAMESPACE}/{job_namespace.QUEUE}"
+    )
 
 
 @local_group.command(

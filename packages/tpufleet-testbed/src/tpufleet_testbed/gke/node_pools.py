@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -98,6 +99,7 @@ class GkeEmulator:
     _creation_times: list[timedelta] = field(default_factory=list)
     _missing_nodes: list[int] = field(default_factory=list)
     _pending: list[_PendingOperation] = field(default_factory=list)
+    _ended: deque[tuple[datetime, str]] = field(default_factory=deque)  # operations, oldest first
     _numbers: itertools.count = field(default_factory=itertools.count)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -273,11 +275,8 @@ class GkeEmulator:
             self._pending = [pending for pending in self._pending if pending.due > now]
             for pending in due:
                 pending.finish()
-            expired = [
-                name for name, record in self.operations.items() if self._is_expired(record, now)
-            ]
-            for name in expired:
-                del self.operations[name]
+            while self._ended and self._ended[0][0] + OPERATION_RETENTION < now:
+                del self.operations[self._ended.popleft()[1]]
 
     @contextmanager
     def _called(self, method: str) -> Iterator[None]:
@@ -409,11 +408,9 @@ class GkeEmulator:
         self._done(record)
 
     def _done(self, record: Any) -> None:
-        record.status, record.end_time = Operation.Status.DONE, self.clock.now().isoformat()
-
-    def _is_expired(self, record: Any, now: datetime) -> bool:
-        ended = record.end_time
-        return bool(ended) and datetime.fromisoformat(ended) + OPERATION_RETENTION < now
+        now = self.clock.now()
+        record.status, record.end_time = Operation.Status.DONE, now.isoformat()
+        self._ended.append((now, record.name))
 
 
 def parse_pool_name(resource: str) -> tuple[str, str]:

@@ -19,6 +19,10 @@ KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0
 SINGLE_HOSTS = {(2, 1): "1x1", (2, 4): "2x2", (2, 8): "2x4", (3, 1): "1x1x1", (3, 4): "2x2x1"}
 MAX_LABELS = 1024  # characters of the labels in one request
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
+PODS_PER_NODE = range(8, 257)
+TAG = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+KMS_KEY = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+")
+IMAGE_CACHE = "CONTAINER_IMAGE_CACHE"
 RESERVED = re.compile(r"(^|\.)(kubernetes\.io|k8s\.io|gke\.io)$")
 
 
@@ -64,6 +68,7 @@ def validate(pool: Any, not_offered: Collection[tuple[str, str]] = ()) -> None:
     assert machine is not None
     validate_labels(pool.config.labels)
     _check_reservation(pool.config.reservation_affinity)
+    _check_nodes(pool)
     if pool.config.flex_start:
         _check_flex_start(pool)
     _check_topology(pool, machine[1])
@@ -79,6 +84,24 @@ def validate_labels(labels: Mapping[str, str]) -> None:
             raise invalid_argument("label", key=key, value=value)
         if RESERVED.search(domain):
             raise invalid_argument("label-reserved", key=key)
+
+
+def _check_nodes(pool: Any) -> None:
+    config, most = pool.config, pool.max_pods_constraint.max_pods_per_node
+    if "max_pods_constraint" in pool and most not in PODS_PER_NODE:
+        raise invalid_argument("pods-per-node", least=PODS_PER_NODE[0], most=PODS_PER_NODE[-1])
+    for tag in config.tags:
+        if not TAG.fullmatch(tag):
+            raise invalid_argument("tag", tag=tag)
+    if config.boot_disk_kms_key and not KMS_KEY.fullmatch(config.boot_disk_kms_key):
+        raise invalid_argument("kms-key", key=config.boot_disk_kms_key)
+    caches = [disk for disk in config.secondary_boot_disks if disk.mode.name == IMAGE_CACHE]
+    if caches and not config.gcfs_config.enabled:
+        raise invalid_argument("image-cache")
+    if config.spot and config.reservation_affinity.values:
+        raise invalid_argument("spot-reservation")
+    if len(pool.locations) > 1 and node_count(pool) > 1:
+        raise invalid_argument("several-zones")
 
 
 def _check_reservation(affinity: Any) -> None:
@@ -111,6 +134,10 @@ def _check_flex_start(pool: Any) -> None:
         raise invalid_argument("flex-start-with-nodes")
     if pool.config.spot or pool.config.reservation_affinity.values or pool.management.auto_repair:
         raise invalid_argument("flex-start-capacity")
+    if pool.autoscaling.location_policy.name == "BALANCED":
+        raise invalid_argument("flex-start-location")
+    if pool.config.reservation_affinity.consume_reservation_type.name == "ANY_RESERVATION":
+        raise invalid_argument("flex-start-reservation")
 
 
 def _check_topology(pool: Any, chips: int) -> None:

@@ -76,13 +76,23 @@ def flex_start(name: str = "pool", **config: Any) -> api.NodePool:
 
 
 def flex_start_with(**fields: Any) -> Act:
+    return pool_with(flex_start, **fields)
+
+
+def pool_with(base: Callable[[], api.NodePool] = node_pool, **fields: Any) -> Act:
     def act(cluster: Cluster) -> None:
-        request = flex_start()
+        request = base()
         for name, value in fields.items():
             setattr(request, name, value)
         cluster.create(request)
 
     return act
+
+
+def flex_start_with_reservations(cluster: Cluster) -> None:
+    request = flex_start()
+    request.config.reservation_affinity.consume_reservation_type = "ANY_RESERVATION"
+    cluster.create(request)
 
 
 def deletion(cluster: Cluster) -> api.Operation:
@@ -364,6 +374,49 @@ REFUSALS: dict[str, tuple[Act, type, str]] = {
         lambda c: pool(c, machine="tpu7x-standard-4t", nodes=1, topology="",
                        placement=Placement(policy_name="tpu-provisioner-2x2x1")),
         INVALID, "TPU topology can't be specified with single-host TPU slice pool",
+    ),
+    # https://cloud.google.com/kubernetes-engine/docs/how-to/flexible-pod-cidr
+    "fewer than 8 pods per node": (
+        pool_with(max_pods_constraint=api.MaxPodsConstraint(max_pods_per_node=7)),
+        INVALID, "max_pods_per_node must be between 8 and 256",
+    ),
+    "more than 256 pods per node": (
+        pool_with(max_pods_constraint=api.MaxPodsConstraint(max_pods_per_node=257)),
+        INVALID, "max_pods_per_node must be between 8 and 256",
+    ),
+    # "Each tag within the list must comply with RFC1035."
+    "a network tag that is no label of a host name": (
+        lambda c: c.create(node_pool(tags=["Team_A"])), INVALID, "Team_A",
+    ),
+    # "This should be of the form projects/[KEY_PROJECT_ID]/locations/…"
+    "a key that is not written as a resource": (
+        lambda c: c.create(node_pool(boot_disk_kms_key="my-key")), INVALID, "my-key",
+    ),
+    # https://cloud.google.com/kubernetes-engine/docs/how-to/data-container-image-preloading
+    "images on a secondary disk without image streaming": (
+        lambda c: c.create(node_pool(secondary_boot_disks=[
+            api.SecondaryBootDisk(disk_image="i", mode="CONTAINER_IMAGE_CACHE")])),
+        INVALID, "image streaming",
+    ),
+    # https://cloud.google.com/compute/docs/instances/reservations-overview
+    "spot in a reservation": (
+        lambda c: c.create(node_pool(spot=True, reservation_affinity=api.ReservationAffinity(
+            consume_reservation_type="SPECIFIC_RESERVATION",
+            key="compute.googleapis.com/reservation-name", values=["r"]))),
+        INVALID, "spot",
+    ),
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/dws
+    "flex-start that balances zones": (
+        flex_start_with(autoscaling=api.NodePoolAutoscaling(
+            enabled=True, max_node_count=4, location_policy="BALANCED")),
+        INVALID, "location policy ANY",
+    ),
+    "flex-start that may use reservations": (
+        flex_start_with_reservations, INVALID, "NO_RESERVATION",
+    ),
+    # The chips of a slice are in one place.
+    "a slice of several hosts in two zones": (
+        pool_with(locations=[ZONE, "us-central1-b"]), INVALID, "one zone",
     ),
     "a policy that is not found": (missing_policy, INVALID, "was not found"),
     "SPECIFIC_RESERVATION without a name": (

@@ -140,6 +140,21 @@ def test_pods_of_a_compute_class_select_nothing_that_it_chooses():
     assert "compute-class" not in json.dumps(manifests.jobset(order(accelerator="v5e-8"), settings))
 
 
+def test_pods_of_a_dynamic_slice_ask_for_its_topology_and_select_no_node_pool():
+    """https://docs.cloud.google.com/kubernetes-engine/docs/how-to/create-dynamic-slices"""
+    settings = structs.replace(SETTINGS, dynamic_slices=("tpu7x-256",))
+    wanted = order(accelerator="tpu7x-4x4x8", capacity=Capacity.RESERVED)
+    manifest = manifests.jobset(wanted, settings)
+    assert pod(manifest)["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu7x",
+        "topology.kubernetes.io/zone": "us-central1-a",
+    }
+    annotations = job(manifest)["template"]["metadata"]["annotations"]
+    assert annotations["cloud.google.com/gke-tpu-slice-topology"] == "4x4x8"
+    assert manifest["metadata"]["annotations"][keys.EXCLUSIVE] == "cloud.google.com/gke-tpu-slice"
+    assert fits_order(manifest, wanted)
+
+
 PRIORITIES = [(1000, "veryhigh"), (100, "veryhigh"), (10, "high"), (1, "medium"), (0, "medium"),
               (-1, "low"), (-99, "low"), (-100, "verylow")]  # fmt: skip
 

@@ -58,8 +58,10 @@ UIDS = tuple(f"uid-{host}" for host in range(4))
 UP = [pod(host) for host in range(4)]
 
 
-def observe(pods=(), table=None, manifest=None, workload=None, now=NOW):
-    (found,) = states.observed_slices(manifest or jobset(), pods, workload, table or slots(), now)
+def observe(pods=(), table=None, manifest=None, workload=None, now=NOW, events=None):
+    (found,) = states.observed_slices(
+        manifest or jobset(), pods, workload, table or slots(), now, events
+    )
     return found
 
 
@@ -475,5 +477,13 @@ def test_a_compute_class_goes_on_to_its_next_priority_when_one_is_out_of_stock()
     waiting = pod(0, "Pending", conditions=[UNSCHEDULABLE])
     waiting["spec"] = {"nodeSelector": {keys.COMPUTE_CLASS: "ml-v5e"}}
     events = capacity_events.latest_by_pod([event("FailedScaleUp", "GCE out of resources")])
-    (found,) = states.observed_slices(jobset(), [waiting], None, slots(), NOW, events)
+    found = observe([waiting], events=events)
     assert (found.state, found.message) == ("creating", "GCE out of resources")
+
+
+def test_a_slice_that_gke_cannot_form_is_told_and_not_given_up_at_once():
+    waiting = pod(0, "Pending", conditions=[UNSCHEDULABLE])
+    problem = "Slice train-1: SliceCreationFailed: nodes are missing; it is formed of others"
+    events = [event("SliceCreationFailed", problem, cause="passing")]
+    found = observe([waiting], events=capacity_events.latest_by_pod(events))
+    assert (found.state, found.message) == ("creating", problem)

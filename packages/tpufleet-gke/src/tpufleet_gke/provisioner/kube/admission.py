@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.model import dynamic_slices, label_keys
 from tpufleet_gke.provisioner.settings import variable
 
 Json = dict[str, Any]
@@ -45,7 +45,7 @@ def review_response(review: Json, settings: AdmissionSettings) -> Json:
     if not name:
         response["warnings"] = ["the Job has no name yet, so no job-key selector was set"]
     before = _selectors(job)
-    after = mutate_selectors(before, namespace, name, settings)
+    after = mutate_selectors(before, namespace, name, settings, _wants_slice(job))
     if after != before:
         response["patchType"] = "JSONPatch"
         patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector", "value": after}]
@@ -58,10 +58,17 @@ def review_response(review: Json, settings: AdmissionSettings) -> Json:
 
 
 def mutate_selectors(
-    before: Mapping[str, str], namespace: str, name: str | None, settings: AdmissionSettings
+    before: Mapping[str, str],
+    namespace: str,
+    name: str | None,
+    settings: AdmissionSettings,
+    wants_slice: bool = False,
 ) -> dict[str, str]:
     after = dict(before)
-    if name:
+    if name and wants_slice:
+        chosen = dynamic_slices.slice_name(name, job_key(namespace, name))
+        after.setdefault(label_keys.TPU_SLICE, chosen)
+    elif name:
         after[JOB_KEY] = job_key(namespace, name)
     if settings.force_on_demand:
         for key in NOT_ON_DEMAND:
@@ -73,6 +80,12 @@ def mutate_selectors(
 
 def job_key(namespace: str, name: str) -> str:
     return hashlib.sha1(f"{namespace}/{name}".encode()).hexdigest()
+
+
+def _wants_slice(job: Json) -> bool:
+    """Pods of a dynamic slice share nodes of several pools."""
+    template = ((job.get("spec") or {}).get("template") or {}).get("metadata") or {}
+    return label_keys.SLICE_TOPOLOGY in (template.get("annotations") or {})
 
 
 def _selectors(job: Json) -> dict[str, str]:

@@ -155,7 +155,7 @@ def cordoned_pools(nodes: Iterable[Json]) -> tuple[dict[str, datetime], frozense
 
 def ready_nodes(nodes: Iterable[Json]) -> dict[str, int]:
     """By pool: how many of its nodes are ready."""
-    return dict(Counter(pool_of(node) for node in nodes if pool_of(node) and _is_ready(node)))
+    return dict(Counter(pool_of(node) for node in nodes if pool_of(node) and pods.is_ready(node)))
 
 
 def ready_chips(nodes: Iterable[Json], resource: str) -> dict[str, int]:
@@ -163,7 +163,7 @@ def ready_chips(nodes: Iterable[Json], resource: str) -> dict[str, int]:
     is ready and offers none."""
     chips: Counter[str] = Counter()
     for node in nodes:
-        if pool_of(node) and _is_ready(node):
+        if pool_of(node) and pods.is_ready(node):
             allocatable = (node.get("status") or {}).get("allocatable") or {}
             chips[pool_of(node)] += int(quantities.parse(allocatable.get(resource, 0)))
     return dict(chips)
@@ -171,10 +171,3 @@ def ready_chips(nodes: Iterable[Json], resource: str) -> dict[str, int]:
 
 def pool_of(node: Json) -> str:
     return str((node["metadata"].get("labels") or {}).get(label_keys.NODE_POOL, ""))
-
-
-def _is_ready(node: Json) -> bool:
-    return any(
-        condition.get("type") == "Ready" and condition.get("status") == "True"
-        for condition in (node.get("status") or {}).get("conditions") or ()
-    )

@@ -32,6 +32,7 @@ DELETE_FAILED = "NodePoolDeletionFailed"
 POOL_NOT_FOUND = "NodePoolNotFound"
 POOL_REUSED = "NodePoolReused"
 LEFT_TO_GKE = "NodePoolLeftToGke"
+SLICE_FAILED = "SliceCreationFailed"
 API_VERSIONS = {
     pod_owners.JOBSET: JOBSET.api_version,
     pod_owners.JOB: JOB.api_version,
@@ -40,7 +41,7 @@ API_VERSIONS = {
 }
 MAX_DETAIL = 10_000  # characters in an annotation
 _PREFIX = re.compile(r"^(node pool \S+ in [^:]+: |pod \S+ of the same JobSet: )*")
-WARNINGS = {CREATE_FAILED, DELETE_FAILED, POOL_NOT_FOUND}
+WARNINGS = {CREATE_FAILED, DELETE_FAILED, POOL_NOT_FOUND, SLICE_FAILED}
 
 
 class BackgroundRecorder:

@@ -25,6 +25,7 @@ from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 
 CORDON_ATTEMPTS = 5
+SLICE = ResourceKind("accelerator.gke.io", "v1beta1", "Slice", "slices", namespaced=False)
 CONFIG_MAP = ResourceKind("", "v1", "ConfigMap", "configmaps")
 MISFITS = "misfits"
 MAX_MISFITS = 500  # an object has at most a mebibyte
@@ -46,6 +47,7 @@ class WatchedCluster:
         on_change: Callable[[], None],
         served_kinds: Collection[str] = (pod_owners.JOBSET,),
         namespace: str = label_keys.NAMESPACE,
+        dynamic_slices: bool = False,
     ) -> None:
         self._connection, self._namespace = connection, namespace
         from lightkube.operators import exists, not_in
@@ -79,7 +81,11 @@ class WatchedCluster:
             if pod_owners.JOB in served_kinds
             else WatchCache(connection, JOB, on_change, labels={label_keys.JOBSET_NAME: exists()})
         )
+        self._slices = WatchCache(connection, SLICE, on_change)
+        partitioned = {label_keys.PARTITION: exists()}
+        self._partition_nodes = WatchCache(connection, NODE, on_change, labels=partitioned)
         self._caches = (
+            *((self._slices, self._partition_nodes) if dynamic_slices else ()),
             self._nodes, *self._pods, *(() if pod_owners.JOB in served_kinds else (self._jobs,)),
             *(cache for kind, cache in self._owners.items() if kind != pod_owners.POD),
         )  # fmt: skip
@@ -113,6 +119,19 @@ class WatchedCluster:
 
     def nodes(self) -> Sequence[Json]:
         return self._nodes.all()
+
+    def tpu_slices(self) -> Sequence[Json]:
+        return self._slices.all()
+
+    def partition_nodes(self) -> Sequence[Json]:
+        return self._partition_nodes.all()
+
+    def create_slice(self, manifest: Mapping[str, Any]) -> None:
+        self._connection.create(SLICE, dict(manifest))
+
+    def delete_slice(self, name: str) -> None:
+        with contextlib.suppress(NotFound):
+            self._connection.delete(SLICE, name)
 
     def owners(self) -> Mapping[tuple[str, str], OwnerStatus]:
         statuses: dict[tuple[str, str], OwnerStatus] = {}

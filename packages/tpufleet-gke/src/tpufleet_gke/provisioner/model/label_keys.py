@@ -63,6 +63,13 @@ OWNER_UID = "google.com/tpu-provisioner-jobset-uid"
 LEGACY_OWNER = "provisioner-nodepool-id"  # name of a JobSet in the namespace `default`
 LEGACY_NAMESPACE = "default"
 
+# Dynamic slicing: https://docs.cloud.google.com/kubernetes-engine/docs/how-to/create-dynamic-slices
+TPU_SLICE = "cloud.google.com/gke-tpu-slice"  # selector of pods, label of nodes
+SLICE_TOPOLOGY = "cloud.google.com/gke-tpu-slice-topology"  # annotation of pods
+PARTITION = "cloud.google.com/gke-tpu-partition-4x4x4-id"  # of nodes: their sub-block
+PARTITION_STATE = "cloud.google.com/gke-tpu-partition-4x4x4-state"  # of nodes; HEALTHY, …
+BLOCK = "cloud.google.com/gce-topology-block"
+
 TPU = "google.com/tpu"
 LEASE = "ecaf1259.google.com"
 NAMESPACE = "tpu-provisioner-system"

@@ -15,6 +15,11 @@ Json = Mapping[str, Any]
 
 
 def waits_for_pool(pod: Json, owner: PodOwner | None, resource: str = label_keys.TPU) -> bool:
+    selectors = (pod.get("spec") or {}).get("nodeSelector") or {}
+    return label_keys.TOPOLOGY in selectors and waits_for_nodes(pod, owner, resource)
+
+
+def waits_for_nodes(pod: Json, owner: PodOwner | None, resource: str = label_keys.TPU) -> bool:
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     disabled = (
         (metadata.get(kind) or {}).get(label_keys.DISABLE) for kind in ("labels", "annotations")
@@ -25,7 +30,6 @@ def waits_for_pool(pod: Json, owner: PodOwner | None, resource: str = label_keys
         and status.get("phase") == "Pending"
         and _unschedulable_condition(status) is not None
         and _requests(spec, resource)
-        and label_keys.TOPOLOGY in (spec.get("nodeSelector") or {})
         and "true" not in disabled
         and not metadata.get("deletionTimestamp")
     )
@@ -60,6 +64,13 @@ def _requests(spec: Json, resource: str) -> bool:
     return any(
         resource in ((container.get("resources") or {}).get("requests") or {})
         for container in spec.get("containers") or ()
+    )
+
+
+def is_ready(node: Json) -> bool:
+    return any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in (node.get("status") or {}).get("conditions") or ()
     )
 
 

@@ -1,16 +1,19 @@
-"""The namespace for jobs on a cluster with a real node: a volume that all pods share, and the
-server settings that point there."""
+"""The namespace for jobs on a cluster with a real node: a queue, a volume that all pods share, and
+the server settings that point there."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from tpufleet.model.tpu import type_lookup
+from tpufleet.providers.gke import kueue
 from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet_testbed.kubernetes.node.node_config import NodeLayout
 
 NAMESPACE, CLAIM, MOUNT_PATH = "tpu-training", "shared", "/shared"
 SIZE = "100Gi"  # of the claim; not enforced
+QUEUE = "tpu-training-jobs"
 
 
 def manifests(node: NodeLayout, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
@@ -57,8 +60,30 @@ def manifests(node: NodeLayout, namespace: str = NAMESPACE) -> list[dict[str, An
 def apply_manifests(
     plane: KubernetesControlPlane, node: NodeLayout, namespace: str = NAMESPACE
 ) -> None:
-    items = {"apiVersion": "v1", "kind": "List", "items": manifests(node, namespace)}
+    _apply(plane, manifests(node, namespace))
+
+
+def _apply(plane: KubernetesControlPlane, objects: list[dict[str, Any]]) -> None:
+    items = {"apiVersion": "v1", "kind": "List", "items": objects}
     plane.kubectl("apply", "--filename=-", stdin=json.dumps(items))
+
+
+def install_queue(plane: KubernetesControlPlane, node: NodeLayout) -> None:
+    """Kueue's: jobs wait in it until the slice of the node is free."""
+    _apply(plane, queue_manifests(node))
+
+
+def queue_manifests(node: NodeLayout) -> list[dict[str, Any]]:
+    shape = node.shape.accelerator, node.shape.topology
+    types = type_lookup.all_types().values()
+    kind = next(each for each in types if (each.gke_accelerator, each.topology) == shape)
+    name = kueue.flavor_name(kind)
+    return [
+        *kueue.priority_classes(),
+        *(flavor for flavor in kueue.flavors() if flavor["metadata"]["name"] == name),
+        kueue.cluster_queue({kind.name: 1}),
+        kueue.local_queue(NAMESPACE, name=QUEUE),
+    ]
 
 
 def save_image(node: NodeLayout, image: str) -> None:
@@ -66,7 +91,7 @@ def save_image(node: NodeLayout, image: str) -> None:
 
 
 def server_settings(
-    plane: KubernetesControlPlane, node: NodeLayout, namespace: str = NAMESPACE
+    plane: KubernetesControlPlane, node: NodeLayout, namespace: str = NAMESPACE, queue: str = QUEUE
 ) -> dict[str, str]:
     # Pods reach this machine only by its address on their bridge.
     address = f"{node.network.gateway}:{node.ports['server']}"
@@ -78,6 +103,7 @@ def server_settings(
         "TPUFLEET_GKE_KUBECONFIG": str(plane.kubeconfig),
         "TPUFLEET_GKE_IMAGE": (node.folder / "image").read_text(),
         "TPUFLEET_GKE_NAMESPACE": namespace,
+        **({"TPUFLEET_GKE_QUEUE": queue} if queue else {}),
         "TPUFLEET_GKE_ZONES": node.shape.zone,
         "TPUFLEET_GKE_PLATFORM": "cpu",
         "TPUFLEET_GKE_CPU": "250m",

@@ -45,6 +45,7 @@ CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CGROUPS = Path("/sys/fs/cgroup")
 MAX_SOCKET_PATH = 100  # the kernel allows 107; containerd appends to the path
 READY_TIMEOUT = 300.0  # seconds
+POLL_SECONDS = 0.5
 STOP_TIMEOUT = 20.0  # seconds
 
 
@@ -207,7 +208,7 @@ def _start(node: NodeLayout, plane: KubernetesControlPlane, pause: Image) -> Non
             if record.process is None or time.monotonic() > deadline:
                 logs = registry.log_tail(COMPONENT, 4) + "\n" + registry.log_tail(program)
                 raise ComponentNotReady(f"{program} of the real node is not ready:\n{logs}")
-            time.sleep(0.1)
+            time.sleep(POLL_SECONDS)  # a kubectl each time takes CPU from what it waits for
 
     wait_for(lambda: supervisor.socket_accepts(str(node.socket)), "containerd")
     node_images.load_image(node, pause)

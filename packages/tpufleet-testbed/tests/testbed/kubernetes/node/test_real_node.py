@@ -12,7 +12,13 @@ from click.testing import CliRunner
 from tpufleet_testbed.cli.local_cluster import local_group
 from tpufleet_testbed.kubernetes import cluster_layout
 from tpufleet_testbed.kubernetes.binaries import Build
-from tpufleet_testbed.kubernetes.node import bridge_network, node_config, real_node
+from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
+from tpufleet_testbed.kubernetes.node import (
+    bridge_network,
+    job_namespace,
+    node_config,
+    real_node,
+)
 from tpufleet_testbed.kubernetes.node.bridge_network import BridgeNetwork
 from tpufleet_testbed.kubernetes.node.node_config import NodeLayout, NodeShape
 
@@ -44,6 +50,25 @@ def test_a_node_has_the_labels_of_gke(node):
     assert labels["cloud.google.com/gke-tpu-accelerator"] == "tpu-v5-lite-podslice"
     assert labels["cloud.google.com/gke-tpu-topology"] == "4x4"
     assert labels["topology.kubernetes.io/region"] == "us-central1"
+
+
+def test_jobs_wait_in_a_queue_with_the_one_slice_of_the_node(node, tmp_path):
+    found = {each["kind"]: each for each in job_namespace.queue_manifests(node)}
+    (group,) = found["ClusterQueue"]["spec"]["resourceGroups"]
+    (flavor,) = group["flavors"]
+    assert flavor["name"] == found["ResourceFlavor"]["metadata"]["name"] == "v5litepod-16"
+    assert flavor["resources"][0] == {"name": "google.com/tpu", "nominalQuota": 16}
+    assert (
+        found["ResourceFlavor"]["spec"]["nodeLabels"].items()
+        <= node_config.node_labels(node).items()
+    )
+    queue = found["LocalQueue"]["metadata"]
+    node.folder.mkdir(parents=True)
+    (node.folder / "image").touch()
+    plane = KubernetesControlPlane(layout=node.plane, build=Build(folder=tmp_path))
+    settings = job_namespace.server_settings(plane, node)
+    assert settings["TPUFLEET_GKE_QUEUE"] == queue["name"]
+    assert settings["TPUFLEET_GKE_NAMESPACE"] == queue["namespace"]
 
 
 def test_folders_with_fixed_paths_are_bind_mounted_from_the_node_folder(node, tmp_path):

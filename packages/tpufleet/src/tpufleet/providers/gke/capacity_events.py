@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 # Of the provisioner (upstream's and ours) and of the cluster autoscaler. NotTriggerScaleUp is not
 # one: the autoscaler writes it for every pod whose pool someone else creates.
-FAILURE_REASONS = ("NodePoolCreationFailed", "FailedScaleUp")
+FAILURE_REASONS = ("NodePoolCreationFailed", "SliceCreationFailed", "FailedScaleUp")
 FAILURE_CAUSE = "tpu-provisioner.cloud.google.com/failure-cause"  # annotation of our provisioner
 GKE_MESSAGE = "tpu-provisioner.cloud.google.com/gke-message"  # annotation: Google's whole text
 TRANSIENT = "passing"  # its value where the provisioner itself retries within seconds

@@ -340,6 +340,7 @@ def fits_order(jobset: Json, order: Order) -> bool:
         and annotations.get(keys.ACCELERATOR) == manifests.accelerator_of(order).name
         and (
             keys.COMPUTE_CLASS in pod["nodeSelector"]  # which chooses the kind of capacity
+            or manifests.is_dynamic(jobset)  # of a reservation, whose label is not selected
             or pod_template.capacity_of(pod["nodeSelector"]) is order.capacity
         )
     )

@@ -27,6 +27,9 @@ COMPUTE_CLASS = "cloud.google.com/compute-class"
 FLEX_START = "cloud.google.com/gke-flex-start"
 # Taint of nodes that queued provisioning brings.
 QUEUED = "cloud.google.com/gke-queued"
+# Dynamic slicing; the admission webhook of the provisioner sets the selector of each slice.
+TPU_SLICE = "cloud.google.com/gke-tpu-slice"
+SLICE_TOPOLOGY = "cloud.google.com/gke-tpu-slice-topology"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 RESERVATION = compute_reservations.NAME_LABEL
 TPU = "google.com/tpu"

@@ -94,7 +94,7 @@ def jobset(order: Order, settings: GkeSettings) -> Json:
             "namespace": settings.namespace,
             "labels": {**labels, **queue_labels},
             "annotations": {
-                **exclusive_placement(accelerator),
+                **exclusive_placement(accelerator, accelerator.name in settings.dynamic_slices),
                 keys.ORDER: order.id,
                 keys.ZONE: order.zone,
                 keys.ACCELERATOR: accelerator.name,
@@ -117,11 +117,16 @@ def jobset(order: Order, settings: GkeSettings) -> Json:
     }
 
 
-def exclusive_placement(accelerator: Accelerator) -> dict[str, str]:
-    """A multi-host slice is one node pool, and a Job has the pool to itself. Single-host slices
-    share a pool, of which only one Job could use a node at a time:
+def exclusive_placement(accelerator: Accelerator, dynamic: bool = False) -> dict[str, str]:
+    """A multi-host slice is one node pool, or a dynamic one of several, and a Job has it to itself.
+    Single-host slices share a pool, of which only one Job could use a node at a time:
     https://jobset.sigs.k8s.io/docs/overview/"""
-    return {keys.EXCLUSIVE: keys.POOL} if accelerator.hosts > 1 else {}
+    domain = keys.TPU_SLICE if dynamic else keys.POOL
+    return {keys.EXCLUSIVE: domain} if accelerator.hosts > 1 else {}
+
+
+def is_dynamic(jobset: Json) -> bool:
+    return bool(jobset["metadata"]["annotations"].get(keys.EXCLUSIVE) == keys.TPU_SLICE)
 
 
 def _job(order: Order, settings: GkeSettings, accelerator: Accelerator, labels: Json) -> Json:
@@ -160,6 +165,8 @@ def _pod_annotations(settings: GkeSettings, accelerator: Accelerator) -> Json:
     # unneeded, and would evict a running job:
     # https://cloud.google.com/kubernetes-engine/docs/concepts/cluster-autoscaler
     annotations = {keys.SAFE_TO_EVICT: "false", **pod_template.fuse_annotations(settings)}
+    if accelerator.name in settings.dynamic_slices:
+        annotations[keys.SLICE_TOPOLOGY] = accelerator.topology
     if settings.queue and accelerator.name in settings.topology_aware:
         annotations |= kueue.topology_annotations(accelerator)
     return {"annotations": annotations}

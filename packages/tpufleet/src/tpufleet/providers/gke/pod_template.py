@@ -149,10 +149,10 @@ def _selector(order: Order, settings: GkeSettings, accelerator: Accelerator) -> 
     compute_class = settings.compute_classes.get(accelerator.name)
     if compute_class is not None:  # GKE refuses pods that select the kind of capacity too
         return chosen | {keys.COMPUTE_CLASS: compute_class}
-    chosen |= {
-        "cloud.google.com/gke-tpu-accelerator": accelerator.gke_accelerator,
-        "cloud.google.com/gke-tpu-topology": accelerator.topology,
-    }
+    chosen["cloud.google.com/gke-tpu-accelerator"] = accelerator.gke_accelerator
+    if accelerator.name in settings.dynamic_slices:  # of several pools, all of one reservation
+        return chosen
+    chosen["cloud.google.com/gke-tpu-topology"] = accelerator.topology
     match order.capacity:
         case Capacity.SPOT:
             chosen[keys.SPOT] = "true"

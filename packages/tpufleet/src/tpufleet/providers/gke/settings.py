@@ -64,6 +64,7 @@ class GkeSettings(msgspec.Struct, frozen=True, kw_only=True):
     topology_aware: tuple[TypeName, ...] = ()  # accelerators whose Kueue flavor has a topology
     reservations: dict[TypeName, _Reservation] = {}
     compute_classes: dict[TypeName, _Name] = {}  # GKE's, that bring the slices of a type
+    dynamic_slices: tuple[TypeName, ...] = ()  # types that GKE forms of sub-blocks
     cpu: Quantity = "4"  # of one host's pod
     memory: Quantity = "16Gi"
     scratch: Quantity = "100Gi"  # disk

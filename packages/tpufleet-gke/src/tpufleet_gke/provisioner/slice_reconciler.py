@@ -1,0 +1,115 @@
+"""Forms the Slices that pods wait for, replaces those that fail, deletes those of ended owners."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from tpufleet.errors import BadInput, FleetError
+from tpufleet_gke.provisioner.kube.observations import OwnedPod
+from tpufleet_gke.provisioner.kube.pool_events import SLICE_FAILED, EventReporter
+from tpufleet_gke.provisioner.model import dynamic_slices
+from tpufleet_gke.provisioner.model.cluster_state import FailureCause, PodRef
+from tpufleet_gke.provisioner.model.dynamic_slices import SliceDemand
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model.pods import Json
+from tpufleet_gke.provisioner.planning import slice_plan
+
+log = logging.getLogger("tpufleet_gke.provisioner")
+
+# A partition of a slice that failed is chosen last for so long, however healthy it looks.
+SUSPECT_FOR = timedelta(minutes=30)
+
+
+class SliceCluster(Protocol):
+    def tpu_slices(self) -> Sequence[Json]: ...
+    def partition_nodes(self) -> Sequence[Json]: ...
+    def create_slice(self, manifest: Mapping[str, Any]) -> None: ...
+    def delete_slice(self, name: str) -> None: ...
+    def completed_jobs(self) -> Mapping[tuple[str, str], datetime]: ...
+
+
+class SliceReconciler:
+    def __init__(
+        self, cluster: SliceCluster, reporter: EventReporter, executor: Executor, resource: str
+    ) -> None:
+        self._cluster, self._reporter, self._executor = cluster, reporter, executor
+        self._resource = resource
+        self._suspects: dict[str, datetime] = {}  # until when, by partition
+        self._in_flight: set[str] = set()
+
+    def reconcile(
+        self,
+        owned: Iterable[OwnedPod],
+        owners: Mapping[tuple[str, str], OwnerStatus],
+        now: datetime,
+        *,
+        dry_run: bool = False,
+    ) -> set[str]:
+        """Returns the UIDs of pods that wait for slices."""
+        demands = self._demands(owned, owners)
+        slices = dynamic_slices.observed_slices(self._cluster.tpu_slices())
+        for one in slices:
+            if one.failed:
+                self._suspects |= dict.fromkeys(one.partitions, now + SUSPECT_FOR)
+        self._suspects = {name: until for name, until in self._suspects.items() if until > now}
+        plan = slice_plan.plan_slices(
+            demands, slices, dynamic_slices.partitions(self._cluster.partition_nodes()), owners,
+            self._cluster.completed_jobs(), self._suspects,
+        )  # fmt: skip
+        for demand, reason in plan.waiting:
+            self._reporter.report_on_pod(demand.pod, SLICE_FAILED, reason, FailureCause.TRANSIENT)
+        for name, reason in plan.deletes.items():
+            self._start(dry_run, f"delete Slice {name}: {reason}", name, self._delete(name))
+        for demand, taken in plan.creates:
+            what = f"create Slice {demand.name} of {', '.join(taken)}"
+            self._start(dry_run, what, demand.name, self._create(demand, taken))
+        return {demand.pod.uid for demand in demands}
+
+    def _demands(
+        self, owned: Iterable[OwnedPod], owners: Mapping[tuple[str, str], OwnerStatus]
+    ) -> list[SliceDemand]:
+        demands = []
+        for one in owned:
+            try:
+                demand = dynamic_slices.demand(one.pod, one.owner, owners, self._resource)
+            except BadInput as error:
+                metadata = one.pod["metadata"]
+                pod = PodRef(
+                    namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"]
+                )
+                self._reporter.report_on_pod(
+                    pod, SLICE_FAILED, str(error), FailureCause.INVALID_REQUEST
+                )
+                continue
+            if demand is not None:
+                demands.append(demand)
+        return demands
+
+    def _create(self, demand: SliceDemand, partitions: Sequence[str]) -> Callable[[], None]:
+        return lambda: self._cluster.create_slice(demand.manifest(partitions))
+
+    def _delete(self, name: str) -> Callable[[], None]:
+        return lambda: self._cluster.delete_slice(name)
+
+    def _start(self, dry_run: bool, what: str, name: str, call: Callable[[], None]) -> None:
+        if name in self._in_flight:
+            return
+        if dry_run:
+            log.debug("dry run: %s", what)
+            return
+        log.info("%s", what)
+        self._in_flight.add(name)
+
+        def send() -> None:
+            try:
+                call()
+            except FleetError as error:
+                log.warning("cannot %s: %s", what, error)
+            finally:
+                self._in_flight.discard(name)
+
+        self._executor.submit(send)
