@@ -34,7 +34,7 @@ SETTINGS = {
     "steps": 40, "every": 10, "batch": 16, "lr": 3e-3, "seed": 0,
     "pause": 0.0,  # seconds after each step, to simulate more work
     "layers": 2, "width": 64, "heads": 4, "length": 32, "vocabulary": 64,
-    "local": "", "local_every": 1,  # folder of emergency checkpoints, such as /tmp/emergency
+    "emergency": 0,  # steps between two checkpoints on the hosts; 0: none
     "data": "",  # a .npy file of tokens; empty: tokens made up from the seed
 }  # fmt: skip
 
@@ -117,24 +117,22 @@ def loss_fn(model: Transformer, tokens: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
 
-def open_checkpoints(
-    here: runtime.Context, mesh: Mesh, every: int, local: str, local_every: int
-) -> Any:
+def open_checkpoints(here: runtime.Context, mesh: Mesh, every: int, emergency: int) -> Any:
     """Saves run in the background; on a stop request the last one is waited for."""
-    if not local:
+    if not emergency or here.local_dir is None:
         options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=2)
         return ocp.CheckpointManager(here.checkpoint_dir, options=options)
     # Two tiers: the disks of the hosts, and the checkpoint location. Experimental in Orbax.
     from orbax.checkpoint.experimental.emergency.p2p import checkpoint_manager
     from orbax.checkpoint.experimental.emergency.p2p import options as tiers
 
-    on_host = epath.Path(local, here.job_id, str(here.process_id))
+    on_host = epath.Path(here.local_dir, "emergency")  # the next attempt on this host finds it
     for folder in (on_host, epath.Path(here.checkpoint_dir)):
         folder.mkdir(parents=True, exist_ok=True)
     return checkpoint_manager.CheckpointManager(
         mesh, None, on_host, here.checkpoint_dir,
         options=tiers.CheckpointManagerOptions(
-            local=tiers.LocalCheckpointOptions(save_interval_steps=local_every, max_to_keep=2),
+            local=tiers.LocalCheckpointOptions(save_interval_steps=emergency, max_to_keep=2),
             persistent=tiers.PersistentCheckpointOptions(save_interval_steps=every, max_to_keep=2),
             replica_axis_index=0,  # of the mesh: each slice has the whole state
         ),
@@ -148,7 +146,7 @@ def fingerprint(state: Any) -> jax.Array:
     return sum(jnp.sum(leaf, dtype=jnp.uint32) for leaf in words)
 
 
-def main(*, steps, every, batch, lr, seed, pause, local, local_every, data, **shape) -> None:
+def main(*, steps, every, batch, lr, seed, pause, emergency, data, **shape) -> None:
     here = runtime.initialize()  # joins the other processes; handles SIGTERM
     mesh = make_mesh(here.num_slices)
     rows, replicated = NamedSharding(mesh, P(("data", "fsdp"))), NamedSharding(mesh, P())
@@ -170,7 +168,7 @@ def main(*, steps, every, batch, lr, seed, pause, local, local_every, data, **sh
 
     tokens = np.load(data, mmap_mode="r") if data else made_up_tokens(seed, shape["vocabulary"])
     reader = batches(Windows(tokens, shape["length"]), here, batch, seed)
-    with open_checkpoints(here, mesh, every, local, local_every) as manager:
+    with open_checkpoints(here, mesh, every, emergency) as manager:
         start = manager.latest_step() or 0
         if start:
             target = jax.tree.map(

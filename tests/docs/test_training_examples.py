@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import json
 import os
 import re
-import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 
@@ -83,66 +83,6 @@ def test_a_run_that_is_stopped_and_continued_ends_with_the_same_bits(tmp_path, p
     assert cut == whole and whole["steps"] == 5
 
 
-def two_slices(folder: Path, *settings: str) -> list[subprocess.Popen[str]]:
-    """The flax example on two hosts, each a slice of its own, with emergency checkpoints."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
-    arguments = [*SMALL, "every=100", f"local={folder / 'local'}", *settings]
-    processes = []
-    for number in range(2):
-        run = folder / f"host-{number}"
-        run.mkdir(parents=True, exist_ok=True)
-        variables = {
-            **QUICK, "TPUFLEET_PROCESS_ID": str(number), "TPUFLEET_NUM_PROCESSES": "2",
-            "TPUFLEET_COORDINATOR_ADDRESS": coordinator, "TPUFLEET_RUN_DIR": str(run),
-            "TPUFLEET_CHECKPOINT_DIR": str(folder / "checkpoints"), "TPUFLEET_JOB_ID": "job",
-            "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": str(number),
-        }  # fmt: skip
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(EXAMPLES / "flax/train.py"), *arguments],
-                env={**os.environ, **variables}, text=True, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        )  # fmt: skip
-    return processes
-
-
-def outputs(processes: list[subprocess.Popen[str]]) -> list[str]:
-    return [process.communicate(timeout=WITHIN)[0] for process in processes]
-
-
-@pytest.mark.scale
-@needs_flax
-@needs_orbax
-def test_a_new_slice_gets_emergency_checkpoints_from_the_disks_of_another(tmp_path):
-    """Both hosts die before anything is at the checkpoint location; the disk of one is new."""
-    outputs(two_slices(tmp_path / "whole", "steps=6"))
-    folder = tmp_path / "cut"
-    first = two_slices(folder, "steps=6", "pause=1")
-    saved = lambda host: [
-        int(path.parent.name)
-        for path in (folder / "local/job" / str(host)).glob("[0-9]*/commit_success.txt")
-    ]
-    try:
-        wait_until(lambda: max(saved(0), default=0) >= 3 and max(saved(1), default=0) >= 3, WITHIN)
-    finally:
-        for process in first:
-            process.kill()
-    outputs(first)
-    assert not (folder / "checkpoints/result.json").exists()
-    shutil.rmtree(folder / "local/job/1")
-    printed = outputs(two_slices(folder, "steps=6"))
-    starts = [int(re.search(r"from step (\d+)", text)[1]) for text in printed]
-    assert starts[0] == starts[1] >= 2
-    results = [
-        json.loads((tmp_path / name / "checkpoints/result.json").read_text())
-        for name in ("whole", "cut")
-    ]
-    assert results[0] == results[1]
-
-
 # On simulated slices
 
 
@@ -197,6 +137,50 @@ def test_flax_orbax_and_grain_continue_bit_for_bit_after_a_preemption(server, fi
     file = "flax/multislice.yaml" if "slices" in fields else "flax/job.yaml"
     command = ["python", "train.py", "steps=16", "every=4"]
     compare_runs(server, file, command, 4, **fields)
+
+
+@pytest.mark.slow
+@needs_flax
+@needs_orbax
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("preempt", "preempted"), ("crash", "user_error")], ids=["slice", "crash"]
+)
+def test_steps_that_were_saved_on_hosts_alone_survive(server, fault, reason):
+    """A new slice gets them from the disks of the other one; after a crash every host has its own.
+    Nothing is at the checkpoint location."""
+    arguments = [*SMALL, "steps=20", "every=1000", "emergency=1", "pause=1"]
+    command = json.dumps(["python", "train.py", *arguments])
+    options = set_options(**{"env.XLA_FLAGS": QUICK["XLA_FLAGS"], "command": command})
+    job = submit(server, "flax/multislice.yaml", *options)
+    at = wait_until(
+        lambda: at if (at := reported_step(server, job)) >= 4 else None,
+        WITHIN,
+        lambda: job_report(server, job),
+    )
+    if fault == "crash":
+        processes_of(server, job)[-1].kill()
+    else:
+        server.client.inject_fault(server.client.job(job).slices[0].id, fault)
+    attempts = ended(server, job).attempts
+    assert [attempt.end_reason for attempt in attempts] == [reason, "finished"]
+    for process in range(2):
+        text = "".join(server.client.logs(job, host=process, attempt=1))
+        assert int(re.search(r"from step (\d+)", text)[1]) >= at - 2, text
+
+
+def reported_step(server: Server, job: str) -> int:
+    progress = server.client.job(job).row.progress
+    return progress.step or 0 if progress is not None else 0
+
+
+def processes_of(server: Server, job: str) -> list[psutil.Process]:
+    """Of its program."""
+    running = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # ended meanwhile, or another user's
+            if process.cmdline()[1:2] == ["train.py"]:
+                running.append((process.environ().get("TPUFLEET_JOB_ID"), process))
+    return [process for owner, process in running if owner == job]
 
 
 @pytest.mark.slow

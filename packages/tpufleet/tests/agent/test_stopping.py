@@ -121,7 +121,7 @@ def test_a_blocked_program_is_killed_at_once_when_another_process_is_gone(harnes
     stop_now(harness, EndReason.USER_ERROR, abort=True)
     exit = harness.wait_for_exit()
     assert (exit.signal, exit.stopped_by_agent) == (signal.SIGKILL, True)
-    assert "SIGKILL after 1 s" in harness.log()
+    assert "SIGKILL after 0.5 s" in harness.log()
 
 
 def test_what_a_failed_program_leaves_is_killed_at_once(harness):

@@ -62,6 +62,72 @@ def test_a_checkpoint_is_restored_on_another_machine(bucket, tmp_path):
     assert [(newest.part(index) / "state.txt").read_text() for index in (0, 1)] == ["x 0", "x 1"]
 
 
+class CountingBucket(gcs.Bucket):
+    """The official client, with the names of objects that were read."""
+
+    def __init__(self, url):
+        super().__init__(url)
+        self.reads = []
+
+    def read(self, name):
+        self.reads.append(name)
+        return super().read(name)
+
+    def download(self, name, path):
+        self.reads.append(name)
+        super().download(name, path)
+
+
+def on_host(bucket, folder, index, attempt):
+    """A process whose host keeps this folder."""
+    return BucketCheckpoints(
+        bucket, process_id=index, num_processes=2, writer=f"job.{attempt}", scratch=folder,
+        keeps=True,
+    )  # fmt: skip
+
+
+def test_after_a_crash_nothing_is_read_from_the_bucket(bucket, tmp_path):
+    hosts = [tmp_path / "0", tmp_path / "1"]
+    save_together([on_host(bucket, host, index, 0) for index, host in enumerate(hosts)], 10)
+    save_together([on_host(bucket, host, index, 0) for index, host in enumerate(hosts)], 20)
+    for index, host in enumerate(hosts):
+        counting = CountingBucket(bucket.url)
+        newest = on_host(counting, host, index, 1).latest()
+        assert newest.step == 20 and (newest.part(index) / "state.txt").read_text() == f"x {index}"
+        assert counting.reads == []
+        assert len(list(host.glob("restored-*"))) == 1, "one checkpoint is kept"
+    moved = on_host(CountingBucket(bucket.url), tmp_path / "new", 0, 1).latest()
+    assert (moved.part(0) / "state.txt").read_text() == "x 0"
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "half"])
+def test_a_damaged_copy_on_the_host_is_downloaded(bucket, tmp_path, damage):
+    processes = [on_host(bucket, tmp_path / str(index), index, 0) for index in (0, 1)]
+    saved = save_together(processes, 10)
+    part = saved[0].part(0)
+    if damage == "changed":
+        (part / "state.txt").write_text("y 0")
+    elif damage == "missing":
+        (part / "state.txt").unlink()
+    else:
+        (part / "state.txt").unlink()
+        part.rmdir()
+    newest = on_host(bucket, tmp_path / "0", 0, 1).latest()
+    assert (newest.part(0) / "state.txt").read_text() == "x 0"
+
+
+def test_a_copy_on_the_host_that_is_older_than_the_bucket_is_not_used(bucket, tmp_path):
+    """Another attempt, on other hosts, has saved since, even the same step."""
+    for attempt, folder, text in ((0, "old", "x"), (1, "new", "y")):
+        save_together(
+            [on_host(bucket, tmp_path / f"{folder}{index}", index, attempt) for index in (0, 1)],
+            10,
+            text,
+        )
+    newest = on_host(bucket, tmp_path / "old0", 0, 2).latest()
+    assert (newest.part(0) / "state.txt").read_text() == "y 0"
+
+
 @pytest.mark.parametrize("lost", [404, 410])
 def test_a_checkpoint_is_saved_although_google_loses_an_upload(bucket, tmp_path, monkeypatch, lost):
     """https://cloud.google.com/storage/docs/performing-resumable-uploads#handling_errors"""

@@ -256,6 +256,25 @@ def test_hosts_that_wait_for_an_attempt_report_more_often(service):
     assert service.send_heartbeat("s1/0", **ended).next_heartbeat == waiting
 
 
+@pytest.mark.parametrize(
+    ("hosts", "seconds"), [(2, 0.3), (60, 0.5), (120, 1.0), (1200, 2.0)], ids=str
+)
+def test_hosts_of_a_gang_hear_soon_that_another_has_failed(service, hosts, seconds):
+    """As often as a fleet of that size allows."""
+    service.submit("job-1", accelerator="v5litepod-8", slices=2)
+    for name in ("s1", "s2"):
+        service.add_slice(name, "job-1", accelerator="v5litepod-8")
+    attempt = service.add_attempt("job-1", 0, "s1", "s2")
+    service.store.record_heartbeats(
+        [
+            HostLiveness(host_id=HostId(f"x/{number}"), seen_at=service.clock.now())
+            for number in range(hosts)
+        ]
+    )
+    reply = service.send_heartbeat("s1/0", attempt_id=attempt.id, phase=Phase.RUNNING)
+    assert reply.next_heartbeat == timedelta(seconds=seconds)
+
+
 def test_an_agent_hears_that_its_attempt_can_complete_no_step(running):
     attempt = running.store.attempts(JobId("job-1"))[0]
     stopping = replace(attempt, state=AttemptState.STOPPING, aborted=True)

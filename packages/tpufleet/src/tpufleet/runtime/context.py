@@ -27,6 +27,7 @@ class Context:
     chips: int = 0  # of this process; 0: unknown
     checkpoint_dir: str = "checkpoints"  # a folder that all processes share, or an object store
     log_dir: Path = Path("logs")
+    local_dir: Path | None = None  # on this host; the next attempt of the job there finds it
     run_dir: Path | None = None  # None outside tpufleet: no progress, no stop file
 
     @property
@@ -37,7 +38,7 @@ class Context:
 def context(environ: Mapping[str, str] | None = None) -> Context:
     """The context of this process."""
     environ = os.environ if environ is None else environ
-    run_dir = environ.get("TPUFLEET_RUN_DIR")
+    run_dir, local_dir = environ.get("TPUFLEET_RUN_DIR"), environ.get("TPUFLEET_LOCAL_DIR")
     num_slices = whole_number(environ, "MEGASCALE_NUM_SLICES", 1)
     here = Context(
         process_id=whole_number(environ, "TPUFLEET_PROCESS_ID", 0),
@@ -53,6 +54,7 @@ def context(environ: Mapping[str, str] | None = None) -> Context:
         chips=whole_number(environ, "TPUFLEET_CHIPS", 0),
         checkpoint_dir=environ.get("TPUFLEET_CHECKPOINT_DIR") or os.path.abspath("checkpoints"),
         log_dir=Path(environ.get("TPUFLEET_LOG_DIR") or "logs"),
+        local_dir=Path(local_dir) if local_dir else None,
         run_dir=Path(run_dir) if run_dir else None,
     )
     if here.process_id >= here.num_processes:

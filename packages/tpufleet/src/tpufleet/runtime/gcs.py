@@ -5,6 +5,7 @@ An object becomes visible as a whole, so the object uploaded last can commit the
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import time
@@ -37,6 +38,13 @@ class ObjectInfo:
 
     size: int
     crc32c: str  # of its content, in base64
+
+
+def crc32c(data: bytes) -> str:
+    """As in a listing."""
+    import google_crc32c
+
+    return base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
 
 
 class Bucket:

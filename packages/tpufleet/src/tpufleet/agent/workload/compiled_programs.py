@@ -4,7 +4,6 @@ folder on the host that outlives them, and with checkpoints in a bucket also the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,13 +16,13 @@ from threading import Event
 
 from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
-from tpufleet.agent.workload import attempt_folder, untrusted_files
+from tpufleet.agent.workload import lineage_folders, untrusted_files
 from tpufleet.agent.workload.containment import Containment
 from tpufleet.agent.workload.environment_variables import SIMULATED_PLATFORM
 from tpufleet.errors import FleetError, NotFound
 from tpufleet.model.fleet.agent_protocol import Assignment
 from tpufleet.runtime import gcs
-from tpufleet.runtime.compiled_programs import FOLDER_VARIABLE, OPTIONS
+from tpufleet.runtime.distributed import CACHE_OPTIONS, COMPILED_VARIABLE
 from tpufleet.runtime.gcs import Bucket
 
 FOLDER = "compiled"
@@ -49,26 +48,16 @@ def variables(folder: Path, assignment: Assignment, environ: Mapping[str, str]) 
     if DIRECTORY in environ:
         return {}
     if assignment.num_processes * assignment.processes_per_host > 1:
-        return {FOLDER_VARIABLE: str(folder)}
-    return {DIRECTORY: str(folder)} | {name.upper(): str(each) for name, each in OPTIONS.items()}
+        return {COMPILED_VARIABLE: str(folder)}
+    return {DIRECTORY: str(folder)} | {
+        name.upper(): str(each) for name, each in CACHE_OPTIONS.items()
+    }
 
 
 def open_folder(assignment: Assignment, work_dir: Path, containment: Containment) -> Path:
-    """On simulated slices one for all of them, elsewhere one on each host. Jobs that resume others
-    have their checkpoints, and so their programs."""
-    if (shared := containment.beside_checkpoint(assignment.checkpoint, FOLDER)) is not None:
-        return shared
-    lineage = f"{assignment.owner}\n{_lineage(assignment.checkpoint)}"
-    name = hashlib.sha256(lineage.encode()).hexdigest()[:16]
-    folder = work_dir / FOLDER / name
-    folder.mkdir(parents=True, exist_ok=True)
-    used = folder.parent / f"{name}.used"  # not in the folder: the job may change that
-    used.touch()
-    marks = sorted(folder.parent.glob("*.used"), key=lambda path: path.stat().st_mtime)
-    for old in marks[:-KEPT_JOBS]:
-        attempt_folder.delete_folders([old.with_suffix("")])
-        old.unlink(missing_ok=True)
-    return folder
+    """On simulated slices one for all of them, elsewhere one on each host."""
+    shared = containment.beside_checkpoint(assignment.checkpoint, FOLDER)
+    return shared or lineage_folders.open_folder(assignment, work_dir / FOLDER, KEPT_JOBS)
 
 
 def open_archives(
@@ -79,7 +68,7 @@ def open_archives(
     own = settings.platform != SIMULATED_PLATFORM or assignment.owned_by_admin
     if not own or not assignment.checkpoint.startswith(gcs.SCHEME):
         return None
-    bucket = Bucket(f"{_lineage(assignment.checkpoint)}/{ARCHIVES}")
+    bucket = Bucket(f"{lineage_folders.location(assignment)}/{ARCHIVES}")
     return ProgramArchives(bucket, folder, assignment.process_id)
 
 
@@ -188,7 +177,3 @@ class ProgramArchives:
                     untrusted_files.write_below(
                         self._folder, Path(each.filename), archive.read(each)
                     )
-
-
-def _lineage(checkpoint: str) -> str:
-    return re.sub(r"(/from-attempt-\d+)+/*$", "", checkpoint).rstrip("/")

@@ -20,11 +20,13 @@ from threading import Event
 from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import (
+    attempt_folder,
     compiled_programs,
     container_image,
     environment_variables,
     exit_diagnosis,
     host_processes,
+    lineage_folders,
     processes,
     python_environment,
     step_process,
@@ -65,7 +67,7 @@ LAST_POLL_SECONDS = 2.0  # of the checkpoint folder, which may hang
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
 # From SIGTERM to SIGKILL when another process of the gang is gone. A process that is not blocked
 # has ended by then.
-ABORT_SECONDS = 1.0
+ABORT_SECONDS = 0.5
 SAVE_POLL_SECONDS = 0.1
 # Not even SIGKILL ends a process that is stuck in the kernel: log it this often and keep trying.
 UNKILLABLE_SECONDS = 30.0
@@ -109,6 +111,7 @@ class Workload:
         self._container: AttemptProcesses | None = None
         self._python: JobPython | None = None
         self._compiled: Path | None = None  # programs
+        self._local: Path | None = None
         self._archives: ProgramArchives | None = None  # of the same programs
         self._image: JobContainer | None = None
         self._progress_reader: ProgressReader | None = None
@@ -292,6 +295,11 @@ class Workload:
                 self._archives = compiled_programs.open_archives(
                     self.assignment, self._context.settings, self._compiled
                 )
+            if self.assignment.image is None and not self._context.settings.scratch_limit_bytes:
+                self._local = lineage_folders.open_folder(
+                    self.assignment, self._context.settings.work_dir / lineage_folders.LOCAL
+                )
+                shared.append(self._local)
             self._container = self._containment.open(
                 self.folder.path, self.assignment.checkpoint, shared
             )
@@ -314,6 +322,8 @@ class Workload:
                 exit = self._run_step(name, argv, log, pipe)
                 if self._image is not None:
                     exit = _without_container(exit, log, step_start)
+                if name == "command" and exit.status == 0 and self._local is not None:
+                    attempt_folder.delete_folders([self._local])
                 if name == "setup" and (exit.status != 0 or exit.stopped_by_agent):
                     return exit
         return exit
@@ -505,7 +515,7 @@ class Workload:
 
     def _end_all(self) -> None:
         """End the processes that the attempt left behind: SIGTERM, grace period, SIGKILL."""
-        linger = 0.0 if self._stop.is_set() else LINGER_SECONDS
+        linger = 0.0 if self._stop.is_set() or self._abort.is_set() else LINGER_SECONDS
         if not processes.wait_until_gone(self._processes, linger):
             if not self._sigterm_sent:
                 self._request_stop()
@@ -555,6 +565,8 @@ class Workload:
         if self._compiled is not None:
             kept = compiled_programs.variables(self._compiled, self.assignment, environ)
             environ = kept | environ
+        if self._local is not None:
+            environ[lineage_folders.LOCAL_VARIABLE] = str(self._local)
         return environ if python is None else environ | python.variables(environ)
 
     def _send_log(self, offset: int, data: bytes) -> int:

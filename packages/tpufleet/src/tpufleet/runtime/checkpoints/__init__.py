@@ -80,5 +80,12 @@ def _open_bucket(here: Context) -> CheckpointStore:
         process_id=here.process_id,
         num_processes=here.num_processes,
         writer=f"{here.job_id}.{here.attempt}",
-        scratch=here.log_dir.parent / "checkpoints" if here.run_dir is not None else None,
+        scratch=_scratch(here),
+        keeps=here.local_dir is not None,
     )
+
+
+def _scratch(here: Context) -> Path | None:
+    if here.run_dir is None:
+        return None
+    return (here.local_dir or here.log_dir.parent) / "checkpoints"
