@@ -22,6 +22,7 @@ import extract_gpu_files as files
 import extract_gpu_ours as ours
 import extract_gpu_ragged as ragged
 import extract_gpu_torch as torch_side
+import extract_streams as streams
 import reporting
 from extract_gpu_shape import WORK, emit
 
@@ -41,6 +42,7 @@ LIMITS = {
     "host_24": 60,
     "torch": 110,
     "disk_4": 90,
+    "stream": 60,
     "writers": 40,
 }
 CHILDREN = {
@@ -48,6 +50,7 @@ CHILDREN = {
     "forward": ours.forward_only,
     "disk_1": ours.disk_1,
     "disk_4": ours.disk_4,
+    "stream": streams.stream_1,
     "host_24": ours.host_24,
     "writers": files.writers,
     "ragged": ragged.ragged,
@@ -116,6 +119,10 @@ def lines(results: dict) -> list[dict]:
             if number == 1:
                 alone = _at(run, place, "forward_alone")
                 table.append((f"{layers} against our forward", rate, alone, 0.9, "ratio", ""))
+    stream = results.get("stream", {})
+    for kind in ("shared memory", "tcp"):
+        name = f"1 layer to a reader by {kind}, tokens/s against a run that keeps nothing"
+        table.append((name, stream.get(kind), stream.get("nothing"), 0.9, "ratio", ""))
     table += _ragged_lines(results)
     moved = f"{host.get('bytes_per_second', 0) / 1e9:.1f} GB/s to the host; " + (
         f"without bringing them over {host.get('computed', 0):,.0f}"

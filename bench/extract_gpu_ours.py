@@ -108,9 +108,7 @@ def build(
 
 
 def tokens_of(rows: int):
-    import numpy as np
-
-    return np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (rows, LENGTH), np.int32)
+    return tokens_of_shape(SHAPE, rows, LENGTH)
 
 
 def batch_of(rows: int):
@@ -173,46 +171,61 @@ def matrix_paces() -> dict[str, float]:
     return {name: 2 * SIDE**3 / seconds / 1e12 for name, seconds in results.items()}
 
 
+def tokens_of_shape(shape: dict, rows: int, length: int):
+    import numpy as np
+
+    return np.random.default_rng(0).integers(0, shape["vocab_size"], (rows, length), np.int32)
+
+
+def plan_of(
+    engine, folder: Path, count: int, *, shape: dict = SHAPE, rows: int = ROWS, length: int = LENGTH
+):
+    """A plan of so many batches, written to a dataset in `folder`."""
+    from tpufleet_activations import plans
+    from tpufleet_activations.inputs import sources
+    from tpufleet_activations.io.storage import LocalFolder
+    from tpufleet_activations.pipeline import locations
+
+    data = folder / "data.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = tokens_of_shape(shape, rows, length).tolist()
+    lines = [json.dumps({"tokens": row}) for row in tokens]
+    data.write_text("\n".join(lines[n % rows] for n in range(count * rows)))
+    (folder / "tokenizer.json").write_text(_TOKENIZER)
+    (folder / "config.json").write_text(json.dumps(shape))
+    storage = LocalFolder(folder / "out")
+    source = {"kind": "jsonl", "path": str(data)}
+    found = locations.resolve(model=str(folder), tokenizer=str(folder), data=source)
+    sites = engine.forward.sites
+    plan = plans.ExtractionPlan(
+        model=str(folder),
+        model_digest="random",
+        tokenizer=str(folder),
+        tokenizer_digest="random",
+        data=source,
+        data_digest=sources.open_files(found.data).digest(),
+        samples=count * rows,
+        unit_samples=rows * max(8 // len(sites), 1),
+        sites=sites,
+        widths=dict.fromkeys(sites, shape["hidden_size"]),
+        max_length=length,
+        buckets=(length,),
+        batch_tokens=rows * length,
+        batching="auto",
+        estimate=dict.fromkeys(("tokens", "stored_tokens"), count * rows * length),
+    )
+    return storage, plans.write(storage, plan)
+
+
 def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     """The real pipeline: units, tokens from a file, shards with digests, commit records."""
     from tpufleet.runtime.units import Units
-    from tpufleet_activations import plans
-    from tpufleet_activations.inputs import sources
     from tpufleet_activations.io import verification
-    from tpufleet_activations.io.storage import LocalFolder
     from tpufleet_activations.model import host_memory
     from tpufleet_activations.pipeline import gangs, locations, workers
 
     engine = build([f"resid_post.{layer}" for layer in layers])
-    data = folder / "data.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"tokens": row}) for row in tokens_of(ROWS).tolist()]
-    data.write_text("\n".join(lines[n % ROWS] for n in range(count * ROWS)))
-    (folder / "tokenizer.json").write_text(_TOKENIZER)
-    (folder / "config.json").write_text(json.dumps(SHAPE))
-    storage = LocalFolder(folder / "out")
-    source = {"kind": "jsonl", "path": str(data)}
-    found = locations.resolve(model=str(folder), tokenizer=str(folder), data=source)
-    plan = plans.write(
-        storage,
-        plans.ExtractionPlan(
-            model=str(folder),
-            model_digest="random",
-            tokenizer=str(folder),
-            tokenizer_digest="random",
-            data=source,
-            data_digest=sources.open_files(found.data).digest(),
-            samples=count * ROWS,
-            unit_samples=ROWS * max(8 // len(layers), 1),
-            sites=engine.forward.sites,
-            widths=dict.fromkeys(engine.forward.sites, WIDTH),
-            max_length=LENGTH,
-            buckets=(LENGTH,),
-            batch_tokens=ROWS * LENGTH,
-            batching="auto",
-            estimate=dict.fromkeys(("tokens", "stored_tokens"), count * ROWS * LENGTH),
-        ),
-    )
+    storage, plan = plan_of(engine, folder, count)
     options = workers.default_options(os.cpu_count() or 1)  # as the command
     host_memory.reserve(engine.mesh, "auto", workers.outputs_on_host(plan, options))
     for _ in range(4):  # compile before the clock starts

@@ -57,7 +57,7 @@ STORAGE_OPTIONS = ("--mib", "8", "--rounds", "1", "--units", "1000")
 # With a test of their own. That of the provisioner needs a control plane:
 # tests/k8s/test_provisioner_bench.py.
 ELSEWHERE = (
-    *("extract_cpu", "extract_gpu", "extract_models", "extract_parity"),
+    *("extract_cpu", "extract_gpu", "extract_models", "extract_parity", "extract_streams"),
     *("goodput", STORAGE, "provisioner"),
 )
 GPU_MODULES = (
@@ -172,6 +172,13 @@ def test_the_measurements_of_several_models_run_without_a_gpu(child):
     pytest.importorskip("jax", reason="needs the package jax")
     facts = json.loads(run("extract_models", "--child", child, **TOY).split("FACTS ")[-1])
     assert facts["512"]["tflops"] > 0 if child == "moe" else facts["second"]["tokens"] > 0
+
+
+@pytest.mark.slow
+def test_streams_and_latents_are_measured():
+    pytest.importorskip("jax", reason="needs the package jax")
+    options = ("--entries", "5000000", "--batches", "12")
+    assert last_line(run("extract_streams", *options, **TOY))
 
 
 def test_the_writers_of_the_gpu_benchmark_run_without_a_gpu():

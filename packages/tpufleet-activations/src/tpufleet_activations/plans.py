@@ -48,6 +48,8 @@ class ExtractionPlan:
     batching: str = "bucket"  # or "pack", "auto": see `batches.resolve_batching`
     batch_tokens: int = 16384
     buckets: tuple[int, ...] = ()
+    # The TopK encoder whose latents are stored instead of the site: see `model.encoders`.
+    encode: Mapping[str, Any] = field(default_factory=dict)
     chat_date: str = ""  # for chat templates that state the day, such as 2026-11-15
     estimate: Mapping[str, Any] = field(default_factory=dict)
 
@@ -69,6 +71,11 @@ class ExtractionPlan:
     def identity(self) -> str:
         text = json.dumps(_comparable(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def model_sites(self) -> tuple[str, ...]:
+        """The sites that the model computes."""
+        return (self.encode["site"],) if self.encode else self.sites
 
     def weight_bytes(self) -> float:
         """Of the model's layers, about, before it is opened: each weight is two operations for a
@@ -149,7 +156,10 @@ def _comparable(plan: ExtractionPlan) -> dict[str, Any]:
     body = json.loads(plan.to_json())
     for name in NON_IDENTITY_FIELDS:
         body.pop(name)
-    body["data"] = {key: value for key, value in body["data"].items() if key != "path"}
+    for name in ("data", "encode"):
+        body[name] = {key: value for key, value in body[name].items() if key != "path"}
+    if not body["encode"]:
+        del body["encode"]  # plans that were made before there were encoders keep their identity
     return body
 
 

@@ -547,3 +547,10 @@ def test_a_failed_write_fails_the_shard(tmp_path):
     writer.abandon()
     pool.shutdown()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_plans_that_were_made_before_there_were_encoders_keep_their_identity():
+    """Commits of stored units name it."""
+    identity = "fa62fbc04f1d4bd0aeb2fc79aeb2b3238b75f8000d82cb1e0427b97b50c1d22b"
+    assert synthetic.plan().identity == identity
+    assert synthetic.plan(encode={"digest": "e1", "path": "/x"}).identity != identity

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
@@ -106,6 +107,31 @@ def repair(
     after = verification.verify(storage, deep=not quick, only=report.bad_units)
     output.show_report(after, out, as_json=False)
     context.exit(0 if after.intact else 1)
+
+
+@click.command("latents", epilog=example_epilog("tpu extract latents acts 117 --html latents.html"))
+@click.argument("out")
+@click.argument("chosen", metavar="LATENT...", type=click.IntRange(0), nargs=-1, required=True)
+@click.option("--html", "page", metavar="FILE", help="Write a page with contexts.")
+@json_option
+def show_latents(out: str, chosen: tuple[int, ...], page: str | None, as_json: bool) -> None:
+    """Show where latents are strongest, in a dataset of `tpu extract plan --encode`.
+
+    The first time, and when there are more rows, an index is built in OUT.
+    """
+    from tpufleet_activations.io.latents import LatentIndex
+
+    dataset = datasets.open_dataset(out)
+    with translate_disk_errors(dataset.storage):
+        index = LatentIndex(dataset)
+    output.show_latents(index, chosen, as_json=as_json)
+    if page is not None:
+        from tpufleet_activations import latent_page
+        from tpufleet_activations.io import remote_files
+
+        folder = remote_files.model_folder(dataset.plan.tokenizer, "tokenizer")
+        content = latent_page.page(dataset, index, chosen, folder / "tokenizer.json")
+        Path(page).write_text(content, encoding="utf-8")
 
 
 @click.command(epilog=example_epilog("tpu extract export acts activations-hf"))

@@ -28,6 +28,7 @@ COMMANDS = {
     "status": LazyCommand("Show the progress of datasets.", f"{CLI}.dataset:status"),
     "show": LazyCommand("Show a stored sample.", f"{CLI}.dataset:show"),
     "stats": LazyCommand("Show statistics of each site.", f"{CLI}.dataset:stats"),
+    "latents": LazyCommand("Show where latents are strongest.", f"{CLI}.dataset:show_latents"),
     "verify": LazyCommand("Check samples and checksums.", f"{CLI}.dataset:verify"),
     "repair": LazyCommand("Extract damaged units again.", f"{CLI}.dataset:repair"),
     "export": LazyCommand("Export to Hugging Face datasets.", f"{CLI}.dataset:export"),
@@ -44,6 +45,7 @@ STATE_AFTER_INTERRUPT = {
     "streams": AGAIN,
     "verify": UNCHANGED,
     "stats": UNCHANGED,
+    "latents": UNCHANGED,
     "show": UNCHANGED,
     "repair": "units that were reopened are extracted by `tpu extract run`, or another repair",
 }

@@ -27,9 +27,11 @@ from tpufleet_activations.pipeline import dataset_status
 
 if TYPE_CHECKING:
     from tpufleet_activations.io.datasets import Dataset
+    from tpufleet_activations.io.latents import LatentIndex
     from tpufleet_activations.io.verification import VerificationReport
     from tpufleet_activations.pipeline.progress_meter import Meter
 
+LATENT_ROWS = 16
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
 
 
@@ -299,6 +301,22 @@ def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
         click.echo(f"{len(dataset.commits):,} of {dataset.plan.units:,} units", err=True)
     if any(value.nonfinite for value in found.values()):
         click.echo("rows with values that are not finite are left out of MEAN, NORM and MAX")
+
+
+def show_latents(index: LatentIndex, chosen: Sequence[int], *, as_json: bool) -> None:
+    found = {latent: index.strongest(latent) for latent in chosen}
+    if as_json:
+        print_json(
+            {
+                str(latent): {"tokens": index.count(latent), "strongest": entries}
+                for latent, entries in found.items()
+            }
+        )
+        return
+    for latent, entries in found.items():
+        click.echo(f"latent {latent}: on {index.count(latent):,} tokens")
+        rows = [(f"{e.value:.4g}", str(e.sample), str(e.position)) for e in entries[:LATENT_ROWS]]
+        print_table(("VALUE", "SAMPLE", "POSITION"), rows)
 
 
 def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:

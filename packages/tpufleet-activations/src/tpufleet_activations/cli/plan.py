@@ -17,6 +17,7 @@ from tpufleet_activations.inputs.kinds import other_kinds
 
 # Options that are arguments of `make_plan` under the same name.
 _PLAN_OPTIONS = (
+    "encoder",
     "tokenizer",
     "dtype",
     "compute",
@@ -54,6 +55,11 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples")
     "sites",
     multiple=True,
     help="Such as mlp_out.3 or resid_post.[4,8]; repeatable.  [default: resid_post.*]",
+)
+@click.option(
+    "--encode",
+    "encoder",
+    help="File with a TopK autoencoder, whose latents are stored instead of the --site.",
 )
 @click.option("--tokenizer", help="Location of the tokenizer, if not in the model folder.")
 @click.option(

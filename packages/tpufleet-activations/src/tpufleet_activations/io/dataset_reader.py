@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from tpufleet.runtime.units import Commit, DamagedRecord, Units
 from tpufleet_activations import plans
 from tpufleet_activations.formatting import extract_command
 from tpufleet_activations.io import dtypes, scattered_reads, shards, zstd_shards
+from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.aligned_memory import MemoryPool
 from tpufleet_activations.io.storage import Storage, read_exactly
 
@@ -45,17 +47,25 @@ class Dataset:
     def __init__(self, storage: Storage, *, indexed: bool = True):
         """Units whose record is damaged are missing, and in `damaged`; the index hides some of
         them, for readers, which need no records then."""
-        self.storage = storage
-        self.plan = plans.load(storage)
+        plan = plans.load(storage)
         units = Units(
             storage,
-            count=self.plan.units,
+            count=plan.units,
             worker="reader",
             tolerant=True,
             indexed=indexed,
         )
-        self.commits: dict[int, Commit] = units.committed()
-        self.damaged = {unit: reason for unit, (_, reason) in units.damaged.items()}
+        commits = units.committed()
+        self._open(storage, plan, commits, {n: why for n, (_, why) in units.damaged.items()})
+
+    def _open(
+        self,
+        storage: Storage,
+        plan: plans.ExtractionPlan,
+        commits: dict[int, Commit],
+        damaged: dict[int, str],
+    ) -> None:
+        self.storage, self.plan, self.commits, self.damaged = storage, plan, commits, damaged
         self._local = storage.local_path(plans.PLAN_FILE) is not None
         self._files: dict[int, list[shards.ShardFile]] = {}
         self._spans: Callable[[int], dict[int, list[RowSpan]]] = lru_cache(256)(self._read_spans)
@@ -69,6 +79,14 @@ class Dataset:
         self._map: Callable[[str], np.ndarray] = lru_cache(32)(self._open_map)
         self.memory = MemoryPool()  # of batches; the next epoch uses it again
         self._file: Callable[[str], FileIO] = lru_cache(32)(self._open_file)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.storage.url, self.plan.to_json(), self.commits, self.damaged
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """The same units, of which no record is read again."""
+        url, plan, commits, damaged = state
+        self._open(open_storage(url), plans.from_json(plan), commits, damaged)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -96,6 +114,20 @@ class Dataset:
         """Indexes of the committed samples."""
         for unit in sorted(self.commits):
             yield from self.plan.sample_range(unit)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """A committed sample, with all sites: what loaders of samples take."""
+        left = operator.index(number)
+        left += len(self) if left < 0 else 0
+        for unit in sorted(self.commits) if left >= 0 else ():
+            samples = self.plan.sample_range(unit)
+            if left < len(samples):
+                sample = samples[left]
+                labels = {"sample": sample, "tokens": self.tokens(sample)}
+                labels["positions"] = self.positions(sample)
+                return labels | {site: self.read(sample, site) for site in self.sites}
+            left -= len(samples)
+        raise IndexError(f"no sample number {number} of {len(self):,}")
 
     def read(self, sample: int, site: str) -> np.ndarray:
         """One sample's activations [tokens, width] as stored."""

@@ -9,6 +9,9 @@ import numpy as np
 from tpufleet_activations.io import dtypes
 from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.dataset_reader import Dataset as Dataset
+from tpufleet_activations.io.loaders import ShuffledBatches as ShuffledBatches
+from tpufleet_activations.io.loaders import hugging_face_dataset as hugging_face_dataset
+from tpufleet_activations.io.loaders import torch_dataset as torch_dataset
 from tpufleet_activations.io.shuffling import shuffled_batches as shuffled_batches
 from tpufleet_activations.io.shuffling import shuffled_rows as shuffled_rows
 from tpufleet_activations.io.site_statistics import site_statistics as site_statistics

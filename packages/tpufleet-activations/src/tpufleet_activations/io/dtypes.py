@@ -30,7 +30,7 @@ NUMPY_DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 # The dtypes of a plan. Sites whose values are numbers of something are integers in all.
-INTEGER_SITES = ("experts", "top_tokens")
+INTEGER_SITES = ("experts", "top_tokens", "latent_ids")
 STORED_DTYPES = {"bf16": "BF16", "f32": "F32"}
 
 

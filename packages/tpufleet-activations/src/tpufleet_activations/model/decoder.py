@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tpufleet_activations.model import attention, experts, gated_mlp, meshes, sites
+from tpufleet_activations.model import attention, encoders, experts, gated_mlp, meshes, sites
 from tpufleet_activations.model.architectures import Architecture
 from tpufleet_activations.model.biased_product import biased_product
 from tpufleet_activations.model.sites import Point, Site
@@ -56,10 +56,13 @@ class Forward:
     platform: str = "cpu"
     mesh: Mesh | None = None
     longest: int = 0  # tokens of the longest sample: the width of attention patterns
+    encoder: encoders.Encoder | None = None  # of the one site
 
     @property
     def output_sites(self) -> tuple[tuple[str, ...], ...]:
         """The site names of each output stack, in the order of the outputs."""
+        if self.encoder is not None:
+            return tuple((name,) for name in self.encoder.stored_sites)
         stacks = [
             tuple(str(site._replace(layer=group.first + n)) for n in range(group.count))
             for group in group_layers(self.sites, self.architecture)
@@ -86,7 +89,12 @@ class Forward:
         Each output is [layers, batch, length, width].
         """
         with matmul_precision(params["embed"].dtype):
-            return self._outputs(params, tokens, positions, segments)
+            outputs = self._outputs(params, tokens, positions, segments)
+            if self.encoder is None:
+                return outputs
+            [values] = outputs
+            latents = encoders.encode(params["encoder"], values, self.encoder.k)
+            return tuple(to_stored_dtype(one, self.dtype) for one in latents)
 
     def _outputs(
         self, params: Mapping[str, Any], tokens: Any, positions: Any, segments: Any

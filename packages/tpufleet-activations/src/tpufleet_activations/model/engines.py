@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tpufleet.errors import BadInput, install_command
 from tpufleet_activations.daemon_threads import DaemonThreads
@@ -22,6 +22,7 @@ from tpufleet_activations.io import dtypes
 from tpufleet_activations.model import (
     architectures,
     decoder,
+    encoders,
     host_memory,
     kernel_choice,
     meshes,
@@ -182,7 +183,9 @@ class Engine:
         params = jax.tree.map(lambda one: (one.shape, str(one.dtype)), self.params)
         settings = (forward.sites, forward.dtype, forward.kernel, sorted(forward.unavailable))
         kernels = (forward.gate_kernel, forward.platform, forward.longest, sorted(self._options))
-        return (forward.architecture, *settings, *kernels, params, list(self.mesh.shape.items()))
+        encoder = forward.encoder and (forward.encoder.site, forward.encoder.k)
+        shape = list(self.mesh.shape.items())
+        return (forward.architecture, *settings, *kernels, encoder, params, shape)
 
     def finding(self, parts: Any, find: Callable[[], Any]) -> Any:
         """What `find` returns for this model on these devices; kept, if it is not 0."""
@@ -243,6 +246,16 @@ class Engine:
         return blocks
 
 
+def _load_encoder(encoder: encoders.Encoder, mesh: Mesh, dtype: Any) -> dict[str, jax.Array]:
+    """On every device."""
+    found = encoders.load(Path(encoder.path))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return {
+        name: jax.device_put(found[name].astype(kind), everywhere)
+        for name, _, kind in encoders.weight_types(encoder, len(found["W_enc"]), dtype)
+    }
+
+
 def check_jax_version(version: str = jax.__version__) -> None:
     """Raise for a version whose kernels lack what ours use."""
     parts = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
@@ -268,11 +281,13 @@ def open_engine(
     cache: ProgramCache | None = None,
     times: StartTimes | None = None,
     reserve: Sequence[int] = (),
+    encoder: encoders.Encoder | None = None,
 ) -> Engine:
     """Load a model onto `devices`, by default all local ones. `architecture` avoids reading
     config.json again. `packed`: batches may have several samples in a row, each of at most
     `longest` tokens. Programs for `first_batches` are compiled, or taken from `cache`, while the
-    weights are read; and host memory for outputs of `reserve` bytes is allocated."""
+    weights are read; and host memory for outputs of `reserve` bytes is allocated. `encoder`:
+    its latents are returned instead of the only site."""
     check_jax_version()
     dtypes.check_compute_dtype(compute)
     times = times or StartTimes()
@@ -289,7 +304,10 @@ def open_engine(
 
     def load() -> Mapping[str, Any]:
         with times.measure("weights"):
-            return weights.load_parameters(folder, arch, **shaped, head=head)
+            params = weights.load_parameters(folder, arch, **shaped, head=head)
+            if encoder is not None:
+                params["encoder"] = _load_encoder(encoder, mesh, shaped["dtype"])
+            return params
 
     def allocate() -> None:
         with times.measure("memory"):
@@ -313,9 +331,17 @@ def open_engine(
             platform=devices[0].platform,
             mesh=mesh,
             longest=longest if sites.has_patterns(site_names) else 0,
+            encoder=encoder,
         )
         own_head = weights.has_head(weights.ModelCheckpoint(folder), arch, head)
         abstract = weights.abstract_parameters(arch, **shaped, head=own_head)
+        if encoder is not None:
+            width = sites.width(encoder.site, arch, longest)
+            everywhere = NamedSharding(mesh, PartitionSpec())
+            abstract["encoder"] = {
+                name: jax.ShapeDtypeStruct(shape, kind, sharding=everywhere)
+                for name, shape, kind in encoders.weight_types(encoder, width, shaped["dtype"])
+            }
         engine = Engine(forward, abstract, mesh, memory=memory, cache=cache)
         with times.measure("programs"):
             engine.compile_ahead(first_batches(engine))

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 
 from tpufleet import runtime
 from tpufleet.errors import BadInput
@@ -23,8 +24,9 @@ from tpufleet_activations import plans
 from tpufleet_activations.daemon_threads import DaemonThreads
 from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs import sources, tokenization
+from tpufleet_activations.io.file_digests import file_digest
 from tpufleet_activations.io.storage import Storage, translate_disk_errors
-from tpufleet_activations.model import devices, engines, program_cache, weights
+from tpufleet_activations.model import devices, encoders, engines, program_cache, weights
 from tpufleet_activations.pipeline import (
     batches,
     calibration,
@@ -125,7 +127,7 @@ def run(
                 chosen = jax.devices() if is_gang else jax.local_devices()
             engine = engines.open_engine(
                 resolved.model,
-                plan.sites,
+                plan.model_sites,
                 architecture=resolved.architecture,
                 dtype=plan.dtype,
                 compute=plan.compute,
@@ -139,6 +141,7 @@ def run(
                 cache=program_cache.open_cache(settings.compile_cache, chosen),
                 times=times,
                 reserve=workers.outputs_on_host(plan, options),
+                encoder=encoders.Encoder(**plan.encode) if plan.encode else None,
             )
             meter.peak = engine.peak_flops()
             # By default on accelerators: a CPU's rate depends on what else it does.
@@ -223,6 +226,8 @@ def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:
             tokenization.Tokenizer(resolved.tokenizer).digest(),
         ),
     }
+    if plan.encode:
+        digests["encoder"] = (plan.encode["digest"], file_digest(Path(plan.encode["path"])))
     for name, (planned, current) in digests.items():
         if planned != current:
             raise sources.changed(name, f"digest {current[:12]}, planned {planned[:12]}")

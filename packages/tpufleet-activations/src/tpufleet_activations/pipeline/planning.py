@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput, FleetError, Permanent
@@ -15,7 +16,7 @@ from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs import contexts, sources, tokenization
 from tpufleet_activations.inputs.samples import SampleSource, TokenizedSample
 from tpufleet_activations.io import dtypes
-from tpufleet_activations.model import architectures, sites, weights
+from tpufleet_activations.model import architectures, encoders, sites, weights
 from tpufleet_activations.pipeline import batches, locations
 
 SHARD_BYTES = 1 << 30
@@ -108,9 +109,12 @@ def make_plan(
     unit_samples: int | None = None,
     chips: tuple[str, int] | None = None,
     price: float | None = None,
+    encoder: str | None = None,
     **settings: Any,
 ) -> plans.ExtractionPlan:
-    """A plan with its estimate. `settings` are fields of the plan: dtype, max_length, …"""
+    """A plan with its estimate. `settings` are fields of the plan: dtype, max_length, …
+    `encoder`: a file with the TopK encoder whose latents are stored instead of the chosen site.
+    """
     sources.check_split(data)
     resolved = locations.resolve(model=model, tokenizer=tokenizer, data=data)
     arch = resolved.architecture
@@ -125,6 +129,7 @@ def make_plan(
     sites.check_patterns(names, options["max_length"])
     widths = {name: sites.width(name, arch, options["max_length"]) for name in names}
     depth = sites.layers_needed(names, arch)
+    encode = None if encoder is None else _encoder(encoder, widths)
     checkpoint = weights.ModelCheckpoint(resolved.model)
     weights.check_weights(
         checkpoint,
@@ -133,6 +138,9 @@ def make_plan(
         final_norm=sites.final_norm_needed(names),
         head=sites.head_needed(names),
     )
+    if encode is not None:
+        names = encode.stored_sites
+        widths = dict.fromkeys(names, encode.k)
     source = sources.open_files(resolved.data)
     count = source.count()
     wanted = count if exact else PROBES
@@ -186,9 +194,19 @@ def make_plan(
         widths=widths,
         buckets=buckets,
         chat_date=reader.chat_date(),
+        encode={} if encode is None else asdict(encode),
         estimate=asdict(estimate),
         **options,
     )
+
+
+def _encoder(path: str, widths: Mapping[str, int]) -> encoders.Encoder:
+    if len(widths) != 1:
+        raise BadInput(
+            f"--encode needs one site, such as --site resid_post.8; chosen are {len(widths)}"
+        )
+    [(site, width)] = widths.items()
+    return encoders.describe(Path(path).absolute(), site, width)
 
 
 def _check_length(

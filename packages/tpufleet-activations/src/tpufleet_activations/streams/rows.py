@@ -18,7 +18,7 @@ from tpufleet.errors import BadInput, Conflict
 from tpufleet_activations.io import dtypes
 from tpufleet_activations.io.dataset_reader import Dataset, RowSpan
 from tpufleet_activations.io.datasets import open_dataset
-from tpufleet_activations.io.shuffling import RowBatch, RowReader, Round, read_rounds
+from tpufleet_activations.io.shuffling import Round, RowBatch, RowReader, read_rounds
 from tpufleet_activations.streams.live_rows import LiveRows
 
 BUFFER = 65_536  # rows
