@@ -53,6 +53,7 @@ class ChaosJob:
     id: JobId
     accelerator: str = "v5litepod-4"
     slices: int = 1
+    capacity: str = "spot"
     steps: int = 20
     step_seconds: float = 0.15
     delay: float = 0.0  # seconds after the chaos_run began
@@ -130,6 +131,7 @@ class ChaosRun:
             "command": [sys.executable, "units.py" if work.units else "count.py"],
             "accelerator": work.accelerator,
             "slices": work.slices,
+            "capacity": [work.capacity],
             "env": {
                 "LEDGER": str(self.ledger_folder(work)),
                 "STEPS": str(work.steps),
@@ -237,6 +239,12 @@ class ChaosRun:
             with contextlib.suppress(Unreachable):  # the database is away
                 self.check_attempts()
             time.sleep(max(0.0, min(left, 0.2)))
+
+    def watch_until(self, condition: Callable[[], object], otherwise: str) -> None:
+        patience = Patience(self.patience)
+        while not condition():
+            assert not patience.is_over, self.failure_report(otherwise)
+            self.watch(0.5)
 
     def _note(self, message: str) -> None:
         self._done.append(f"{time.monotonic() - self._began:7.2f} s  {message}")

@@ -131,6 +131,7 @@ def cancelled_violations(runs: Sequence[Run], ended_at: float) -> Iterator[str]:
     """Nothing begins once the job is known to have ended, and attempts never overlap."""
     yield from _of_single_runs(runs)
     yield from _overlaps(runs)
+    yield from _repeated_work(runs)
     for run in runs:
         if run.began > ended_at:
             late = run.began - ended_at

@@ -76,6 +76,8 @@ def test_the_plain_program_survives_a_preemption_and_counts_right(server):
     server.client.inject_fault(server.client.job(job).slices[0].id, "preempt")
     detail = ended(server, job)
     assert [attempt.end_reason for attempt in detail.attempts] == ["preempted", "finished"]
+    assert [attempt.checkpoint_step for attempt in detail.attempts][1:] == [40]
+    assert detail.row.progress.checkpoint_step == 40, "its checkpoints are its progress"
     assert (folder / "result.txt").read_text() == "2262\n"  # π(20000)
     assert not any("chunk 0 " in line for line in logs(server, job)), "it started over"
 

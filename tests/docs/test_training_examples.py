@@ -248,12 +248,18 @@ def test_batch_inference_counts_every_unit_once_though_a_slice_is_preempted(serv
     command = json.dumps(["python", "infer.py", f"out={out}", "units=12", "unit_seconds=0.3"])
     fields = {"command": command, "accelerator": "v5e-4"}
     job = submit(server, "batch/job.yaml", *set_options(**fields))
-    wait_until(
-        lambda: len(list(out.glob("outputs/*"))) >= 3, WITHIN, lambda: job_report(server, job)
-    )
+
+    def kept() -> int:
+        progress = server.client.job(job).row.progress
+        return (progress and progress.checkpoint_step) or 0
+
+    wait_until(lambda: kept() >= 3, WITHIN, lambda: job_report(server, job))
     server.client.inject_fault(server.client.job(job).slices[0].id, "preempt")
-    attempts = ended(server, job).attempts
-    assert [attempt.end_reason for attempt in attempts] == ["preempted", "finished"]
+    detail = ended(server, job)
+    assert [attempt.end_reason for attempt in detail.attempts] == ["preempted", "finished"]
+    assert (detail.row.progress.step, detail.row.progress.total) == (12, 12)
+    messages = [event.message for event in server.client.events(job).events]
+    assert not any("no checkpoint" in message for message in messages), "units were kept"
     listing = json.loads((out / "index.json").read_text())
     assert [int(unit) for unit in listing] == list(range(12))
     read = f"import infer; print(infer.read({str(out)!r}).shape)"

@@ -104,13 +104,14 @@ CONNECTED = (
 
 def test_logs_leave_out_how_many_processes_jax_connected_unless_raw(world, tpu):
     start_job(world)
+    pieces = f"[Gloo] Rank {CONNECTED}\n{CONNECTED[len('[Gloo] Rank ') :]}\n"  # of two threads
     lines = (f"{CONNECTED}\n" * 3, f"{CONNECTED}{CONNECTED}\n", "step 1\n", f"seen: {CONNECTED}\n")
-    world.send_log("job-1.0", "slice-1/0", 0, "".join(lines).encode())
+    world.send_log("job-1.0", "slice-1/0", 0, "".join((pieces, *lines)).encode())
     end_job(world, "job-1", JobState.SUCCEEDED)
     for follow in ((), ("--follow",)):
         shown = tpu.ok("logs", *follow, "job-1").splitlines()
         assert shown == ["[0] step 1", f"[0] seen: {CONNECTED}"]
-        assert len(tpu.ok("logs", "--raw", *follow, "job-1").splitlines()) == 6
+        assert len(tpu.ok("logs", "--raw", *follow, "job-1").splitlines()) == 8
 
 
 @pytest.mark.parametrize(

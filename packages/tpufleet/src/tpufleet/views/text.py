@@ -58,9 +58,11 @@ _SEQUENCE = re.compile(
     r"|\x1b[ -/]*[0-~]?"
     rf"|[{_CONTROLS}]"
 )
-# What jax.distributed prints on CPU devices, up to 80 lines for each process.
+# What jax.distributed prints on CPU devices, up to 80 lines for each process; threads interleave
+# these pieces.
 _CONNECTIONS = re.compile(
-    r"(?:\[\d+\] )?(?:\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[ \w]*:? \d+\s*)+"
+    r"(?:\[\d+\] )?(?=.*peer ranks)(?:\[Gloo\] Rank |\d+ is connected to \d+ peer ranks\. "
+    r"|Expected number of connected peer ranks is : \d+\s*)+"
 )
 
 
