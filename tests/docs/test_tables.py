@@ -65,6 +65,7 @@ def _multislice_environment() -> dict[str, str]:
         worker_id=0, hostnames=("127.0.0.1",), slice_index=0, num_slices=2, process_id=0,
         num_processes=2, coordinator_address="127.0.0.1:1", megascale_coordinator="127.0.0.1",
         chips=4, accelerator="v5litepod-4", token="of the attempt",
+        processes_per_host=2,
     )  # fmt: skip
     return environment_variables.for_workload(
         assignment, settings, base_env={}, attempt_folder=Path("/host/j.0")
