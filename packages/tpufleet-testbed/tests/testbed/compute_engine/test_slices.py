@@ -283,6 +283,18 @@ def test_a_regional_group_may_try_its_first_zone_only(emulated, searches):
     assert zones == ({"us-east5-b"} if searches else set())
 
 
+def test_answers_have_the_fields_that_were_selected(world):
+    world.running_slice(scheduling=SPOT)
+    path = f"/compute/compute/v1/projects/{PROJECT}/zones/{ZONE}/instances"
+    selector = "items(name,labels,scheduling/provisioningModel),nextPageToken,warning(code)"
+    found = httpx.get(f"{world.project.url}{path}", params={"fields": selector}).json()
+    assert len(found["items"]) == 4 and set(found) == {"items"}
+    assert found["items"][0].keys() <= {"name", "labels", "scheduling"}
+    assert found["items"][0]["scheduling"] == {"provisioningModel": "SPOT"}
+    wrong = httpx.get(f"{world.project.url}{path}", params={"fields": "items(name"})
+    assert wrong.status_code == 400
+
+
 def test_listings_may_have_small_pages(emulated):
     world = emulated(switches=Switches(page_size=2))
     world.running_slice()
