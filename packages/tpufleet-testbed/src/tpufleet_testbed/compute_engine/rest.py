@@ -216,6 +216,10 @@ class ComputeRest:
         elif call.method == "instanceGroupManagers.insert":
             group = self.engine.groups.pop((call.scope, name))
             group.generation += 1
+            for member in list(group.members.values()):
+                member.action, member.generation = "DELETING", member.generation + 1
+                if member.vm is not None:  # without bulk mode
+                    self.engine.vanish(member.vm, self.engine.clock.now())
         elif call.method.endswith(".insert"):
             self.stored.pop((call.scope, call.kind, name), None)
         now = self.engine.clock.now()

@@ -363,6 +363,16 @@ def test_an_operation_fails_late_and_leaves_nothing(emulated, error):
     assert world.done(world.add_vm()).error.errors and world.vms() == []
 
 
+def test_a_group_that_is_refused_late_leaves_none_of_the_vms_that_it_began_with(emulated):
+    fault = ComputeCallFault(method="instanceGroupManagers.insert", error="quota", late=True)
+    world = emulated(calls=(fault,))
+    world.done(world.add_template(scheduling=SPOT))
+    failed = world.done(world.add_group(mode="INDIVIDUAL", policy=""))
+    assert failed.error.errors and world.vms() == [] and not world.engine.groups
+    world.advance(LONG)
+    assert world.vms() == []
+
+
 def test_listings_may_lag(emulated):
     lags = (ComputeCallFault(method="instances.list", error="omitted", calls=(1,)),)
     world = emulated(calls=lags)
