@@ -116,11 +116,12 @@ class ComputeCloud(WrappedProvider):
         size = vms[0].group.target_size if vms and vms[0].group is not None else 1
         return len(vms) == size and all(vm.status == "RUNNING" for vm in vms)
 
-    def preempt(self, slice_id: SliceId) -> None:
+    def stop(self, slice_id: SliceId, reason: str) -> None:
+        """`preempted`, or `expired`: its run time is over."""
         with self.engine.lock:
             for vm in self._vms():
                 if slice_of(vm) == slice_id:
-                    self.engine.preempt(vm, self.clock.now())
+                    self.engine.stop(vm, self.clock.now(), reason)
 
     def left(self) -> list[str]:
         """Everything that exists in the project."""

@@ -21,6 +21,7 @@ from tpufleet.model.fleet.pools import RefusalKind
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import Capacity, JobState
 from tpufleet.service.jobs import explain
+from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet_testbed.compute_engine.fault_plan import (
     IMMEDIATE,
     ComputeFaultPlan,
@@ -40,8 +41,8 @@ JOB = {
 
 @pytest.fixture
 def clouds(make_fleet, tmp_path):
-    """A fleet with three clouds. Compute Engine has spot capacity in the first zone only; the
-    others have none yet."""
+    """A fleet with three clouds. Compute Engine has spot capacity in the first zone only; for TPU
+    VMs there is no quota, and on GKE no capacity yet."""
     plan = ComputeFaultPlan(
         latencies=replace(IMMEDIATE, boot=timedelta(seconds=20), notice_period=minutes(0.5)),
         stock=(StockLimit(most=0, zone=SECOND, model="SPOT"),),
@@ -49,12 +50,10 @@ def clouds(make_fleet, tmp_path):
     made = []
 
     def make(clock):
-        made.append(
-            ComputeCloud(clock, tmp_path, (FIRST, SECOND), plan, max_run_duration=minutes(7))
-        )
+        made.append(ComputeCloud(clock, tmp_path, (FIRST, SECOND), plan))
         made.append(TpuVmCloud(clock, (VM_ZONE,)))
         made.append(GkeCloud(clock, (GKE_ZONE,)))
-        made[1].sell_out()
+        made[1].emulator.cloud.stock = CloudCapacity(quota=(CapacityLimit(most=0),))
         made[2].gke.stock[(GKE_ZONE, "ct6e-standard-8t")] = 0
         return made
 
@@ -84,7 +83,7 @@ def refusals(fleet):
 
 def test_a_job_falls_from_spot_to_flex_start_in_another_zone_and_then_to_gke(clouds):
     fleet, compute, _, gke = clouds
-    job = fleet.submit(Program(steps=500, checkpoint_every=30), **JOB)
+    job = fleet.submit(Program(steps=300, checkpoint_every=30), **JOB)
     fleet.until(lambda: fleet.running(job))
     assert placed(fleet, job) == [("compute", FIRST, SPOT)]
 
@@ -93,7 +92,7 @@ def test_a_job_falls_from_spot_to_flex_start_in_another_zone_and_then_to_gke(clo
     compute.engine.stock = (StockLimit(most=0, model="SPOT"),)
     compute.engine.quota = (QuotaLimit(most=0, region="us-east5"),)
     [tpu_slice] = fleet.gang(job)
-    compute.preempt(tpu_slice.id)
+    compute.stop(tpu_slice.id, "preempted")
     fleet.until(lambda: placed(fleet, job) == [("compute", SECOND, QUEUED)])
     ended, sources = why(fleet, job)
     assert ended == [EndReason.PREEMPTED]
@@ -107,20 +106,23 @@ def test_a_job_falls_from_spot_to_flex_start_in_another_zone_and_then_to_gke(clo
     assert refusals(fleet) == {
         ("compute", FIRST, SPOT): RefusalKind.QUOTA,
         ("compute", SECOND, SPOT): RefusalKind.CAPACITY,
-        ("tpu-vm", VM_ZONE, SPOT): RefusalKind.CAPACITY,
+        ("tpu-vm", VM_ZONE, SPOT): RefusalKind.QUOTA,
         ("gke", GKE_ZONE, SPOT): RefusalKind.CAPACITY,
         ("compute", FIRST, QUEUED): RefusalKind.QUOTA,
     }
 
     # Google deletes the VM at the end of its run duration, and has no more; GKE has now.
     fleet.until(lambda: fleet.running(job))
+    fleet.run(60)
     compute.engine.quota = (QuotaLimit(most=0),)
     gke.gke.stock.clear()
+    [tpu_slice] = fleet.gang(job)
+    compute.stop(tpu_slice.id, "expired")
     fleet.until(lambda: [one.provider for one in fleet.gang(job)] == ["gke"], 1200)
     assert why(fleet, job)[0] == [EndReason.PREEMPTED, EndReason.PREEMPTED]
     fleet.settle(job, limit=7200)
     assert fleet.job(job).state is JobState.SUCCEEDED
     assert fleet.attempts(job) == ["preempted", "preempted", "finished"]
     assert fleet.failures(job) == 0
-    assert max(fleet.disk.steps.values()) == 500
+    assert max(fleet.disk.steps.values()) == 300
     assert not compute.existing() and not compute.engine.groups

@@ -33,8 +33,8 @@ from tpufleet_testbed.compute_engine.fault_plan import (
 from tpufleet_testbed.faults import PreemptionStorm, ZoneOutage
 
 ZONES = ("us-central1-a", "us-east5-a", "europe-west4-b", "us-south1-a")
-STEPS = 600
-RUN_DURATION = minutes(8)  # of flex-start: shorter than a job
+STEPS = 750
+RUN_DURATION = minutes(10)  # of flex-start: shorter than a job
 # What each job asks for, in turn.
 KINDS = (
     {"accelerator": "v5p-8", "capacity": ["spot"]},
@@ -56,7 +56,8 @@ BOUNDS = {
 MAX_UNUSED = 0.3  # of what is paid; a preempted slice boots again
 # To what no document says.
 OTHER_ANSWERS = Switches(
-    bad_topology="call", quota_refusal="call", topology_after_loss="FAILED",
+    bulk_models=("FLEX_START",), topology_needs_bulk=False, bad_topology="call",
+    quota_refusal="call", topology_after_loss="FAILED",
     stable_after_loss=False,
     topology_recovers=False, worker_order="name", metadata="topology", flex_failure="internal",
 )  # fmt: skip

@@ -21,7 +21,7 @@ from tpufleet_testbed.latencies import Latency, LatencyTable, seconds
 Model = Literal["STANDARD", "SPOT", "FLEX_START", "RESERVATION_BOUND"]
 # `hang`: no answer. `lost-answer`: the call takes effect, and 503 is the answer. `omitted` and
 # `stale`: of listings, which succeed and lack everything, or answer as they did before.
-# `unreachable`: aggregated listings have a warning in place of the zone.
+# `unreachable`: listings have a warning in place of their items, aggregated ones of the zone.
 SPECIAL = ("hang", "lost-answer", "omitted", "stale", "unreachable")
 _ERRORS = [*api_errors.CALLS, *SPECIAL, *api_errors.OPERATIONS]
 

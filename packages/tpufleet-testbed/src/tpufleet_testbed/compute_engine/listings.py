@@ -15,6 +15,8 @@ _CLAUSE = re.compile(
     r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s()]+)\s*\)?\s*(?:AND\s*)?",
 )
 
+_SELECTED = re.compile(r"[^,()]+(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?")  # of two levels
+
 
 def matching(items: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
     """Those that a filter selects: `name = a`, `(labels.x eq b) (status != RUNNING)`."""
@@ -74,6 +76,22 @@ def page(
     shown = found[begin:end]
     token = base64.urlsafe_b64encode(str(shown[-1]["name"]).encode()).decode() if shown else ""
     return shown, token if end < len(found) else ""
+
+
+def partial(found: Any, selector: str) -> Any:
+    """What `fields` selects: `items(name,scheduling/model),nextPageToken`."""
+    if isinstance(found, list):
+        return [partial(each, selector) for each in found]
+    shown: dict[str, Any] = {}
+    parts = _SELECTED.findall(selector)
+    for part in parts:
+        match = re.fullmatch(r"(\w+)(?:/(.+)|\((.+)\))?", part)
+        if match is None or not isinstance(found, Mapping) or ",".join(parts) != selector:
+            raise invalid_field("fields", selector, "Invalid field selection.")
+        inner = match[2] or match[3]
+        if match[1] in found:
+            shown[match[1]] = partial(found[match[1]], inner) if inner else found[match[1]]
+    return shown
 
 
 def _read(token: str) -> str:

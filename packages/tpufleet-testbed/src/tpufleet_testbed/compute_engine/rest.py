@@ -140,6 +140,8 @@ class ComputeRest:
                 self._fail_late(call, found, fault)
             self.engine.run_due()
             answer = dict(found)
+            if selector := call.query.get("fields", ""):
+                answer = listings.partial(answer, selector)
         if fault is not None and fault.error == "lost-answer":
             raise call_error("unavailable")
         return answer
@@ -185,6 +187,9 @@ class ComputeRest:
         found = handler(call)
         if error == "omitted" and found is not None:
             return {**found, "items": {} if isinstance(found.get("items"), dict) else []}
+        if error == "unreachable" and call.method.endswith(".list"):
+            warning = {"code": "UNREACHABLE", "message": f"{call.kind} are not reachable."}
+            return {**(found or {}), "items": [], "warning": warning}
         if error == "unreachable" and isinstance((found or {}).get("items"), dict):
             warning = {"code": "UNREACHABLE", "message": f"{call.kind} are not reachable."}
             items = {scope: {"warning": warning} for scope in (found or {})["items"]}
@@ -211,6 +216,10 @@ class ComputeRest:
         elif call.method == "instanceGroupManagers.insert":
             group = self.engine.groups.pop((call.scope, name))
             group.generation += 1
+            for member in list(group.members.values()):
+                member.action, member.generation = "DELETING", member.generation + 1
+                if member.vm is not None:  # without bulk mode
+                    self.engine.vanish(member.vm, self.engine.clock.now())
         elif call.method.endswith(".insert"):
             self.stored.pop((call.scope, call.kind, name), None)
         now = self.engine.clock.now()

@@ -283,6 +283,18 @@ def test_a_regional_group_may_try_its_first_zone_only(emulated, searches):
     assert zones == ({"us-east5-b"} if searches else set())
 
 
+def test_answers_have_the_fields_that_were_selected(world):
+    world.running_slice(scheduling=SPOT)
+    path = f"/compute/compute/v1/projects/{PROJECT}/zones/{ZONE}/instances"
+    selector = "items(name,labels,scheduling/provisioningModel),nextPageToken,warning(code)"
+    found = httpx.get(f"{world.project.url}{path}", params={"fields": selector}).json()
+    assert len(found["items"]) == 4 and set(found) == {"items"}
+    assert found["items"][0].keys() <= {"name", "labels", "scheduling"}
+    assert found["items"][0]["scheduling"] == {"provisioningModel": "SPOT"}
+    wrong = httpx.get(f"{world.project.url}{path}", params={"fields": "items(name"})
+    assert wrong.status_code == 400
+
+
 def test_listings_may_have_small_pages(emulated):
     world = emulated(switches=Switches(page_size=2))
     world.running_slice()
@@ -349,6 +361,16 @@ def test_an_operation_fails_late_and_leaves_nothing(emulated, error):
     failed = world.done(world.add_policy())
     assert failed.error.errors[0].code and not world.project.tpus.stored
     assert world.done(world.add_vm()).error.errors and world.vms() == []
+
+
+def test_a_group_that_is_refused_late_leaves_none_of_the_vms_that_it_began_with(emulated):
+    fault = ComputeCallFault(method="instanceGroupManagers.insert", error="quota", late=True)
+    world = emulated(calls=(fault,))
+    world.done(world.add_template(scheduling=SPOT))
+    failed = world.done(world.add_group(mode="INDIVIDUAL", policy=""))
+    assert failed.error.errors and world.vms() == [] and not world.engine.groups
+    world.advance(LONG)
+    assert world.vms() == []
 
 
 def test_listings_may_lag(emulated):

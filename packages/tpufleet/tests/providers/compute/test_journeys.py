@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import socket
 from collections.abc import Callable, Iterator
@@ -14,10 +15,22 @@ import pytest
 
 pytest.importorskip("google.auth", reason="pip install 'tpufleet[compute]'")
 
+from tests.journeys import paid_time
+from tests.journeys.paid_time import Cause
 from tests.providers.tpu_vm.emulated_fleet import Fleet
 from tests.providers.tpu_vm.test_journeys import all_succeed
+from tpufleet.clocks import SystemClock
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import JobId
+from tpufleet.providers.compute.naming import SLICE
+from tpufleet.stores.open_store import open_store
 from tpufleet_testbed.cloud_tpu.fault_plan import CloudFaultPlan
-from tpufleet_testbed.compute_engine.fault_plan import IMMEDIATE, ComputeFaultPlan, StockLimit
+from tpufleet_testbed.compute_engine.fault_plan import (
+    IMMEDIATE,
+    ComputeCallFault,
+    ComputeFaultPlan,
+    StockLimit,
+)
 from tpufleet_testbed.faults import PreemptionStorm
 
 ZONES = ("us-central1-c", "us-central1-a", "us-east5-a")
@@ -125,13 +138,26 @@ def test_a_job_without_spot_capacity_falls_to_flex_start_and_says_so(fleets):
     nothing_is_left(fleet)
 
 
-@pytest.mark.chaos
 @pytest.mark.timeout(1800)
-def test_jobs_finish_despite_stockouts_preemptions_and_a_killed_server(fleets):
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(3, id="3 jobs", marks=pytest.mark.slow),
+        pytest.param(8, id="8 jobs", marks=pytest.mark.chaos),
+    ],
+)
+def test_jobs_finish_despite_stockouts_preemptions_and_a_killed_server(fleets, count: int):
+    """With real agents and a real server. `tests/journeys/test_compute_storm.py` has more jobs and
+    more faults, on a manual clock."""
     storm = PreemptionStorm(every=timedelta(seconds=25), share=0.4, until=timedelta(seconds=100))
     fleet = fleets(
         zones=ZONES[1:], seed=7, storms=(storm,),
-        stock=tuple(StockLimit(most=6, zone=zone) for zone in ZONES[1:]),
+        stock=tuple(StockLimit(most=max(3, count * 3 // 4), zone=zone) for zone in ZONES[1:]),
+        calls=(
+            ComputeCallFault(error="unavailable", probability=0.02),
+            ComputeCallFault(error="too-many", probability=0.02),
+            ComputeCallFault(error="lost-answer", method="*.insert", probability=0.1),
+        ),
     )  # fmt: skip
     jobs = fleet.submit(
         *(
@@ -140,7 +166,7 @@ def test_jobs_finish_despite_stockouts_preemptions_and_a_killed_server(fleets):
                 "accelerator": ("v5p-8", "v5p-16")[index % 2],
                 "command": ["python", "count.py", "60", "0.3"],
             }
-            for index in range(8)
+            for index in range(count)
         )
     )
     for at in (10, 30):
@@ -148,3 +174,19 @@ def test_jobs_finish_despite_stockouts_preemptions_and_a_killed_server(fleets):
         fleet.kill_server()
     all_succeed(fleet, jobs, 1200)
     nothing_is_left(fleet)
+    every_second_is_accounted_for(fleet, jobs)
+
+
+def every_second_is_accounted_for(fleet: Fleet, jobs: list[str]) -> None:
+    """On a busy machine, what is not used may last long; it has to be known what it was for."""
+    ledger = fleet.emulator.engine.ledger
+    entries = [(SliceId(each.labels[SLICE]), each) for each in ledger.entries]
+    database = fleet.folder / "state" / "fleet.db"
+    with contextlib.closing(open_store(f"sqlite:///{database}")) as store:
+        slices = {each.id: each for each in store.slices(live_only=False)}
+        attempts = [attempt for job in jobs for attempt in store.attempts(JobId(job))]
+    found = paid_time.spans(entries, slices, attempts, SystemClock().now())
+    print(paid_time.report(found))  # with -s
+    assert paid_time.totals(found)[Cause.RUN]
+    assert paid_time.longest(found, Cause.UNKNOWN) == timedelta(0), paid_time.report(found)
+    assert paid_time.longest(found, Cause.RELEASE) < timedelta(minutes=2)

@@ -226,6 +226,15 @@ def test_a_zone_that_does_not_respond_hides_no_other(worlds):
     assert listing.unreachable_zones == {"us-east5-a"}
 
 
+@pytest.mark.parametrize("kind", ["instances", "instanceGroupManagers"])
+def test_a_listing_that_warns_that_it_is_incomplete_hides_its_zone_only(worlds, kind):
+    warned = ComputeCallFault(method=f"{kind}.list", zone=ZONE, error="unreachable", calls=(2,))
+    world = worlds(calls=(warned,))
+    assert not world.provider.listing().unreachable_zones
+    assert list(world.provider.listing().unreachable_zones) == [ZONE]
+    assert not world.provider.listing().unreachable_zones
+
+
 def test_a_listing_that_lacks_a_slice_does_not_lose_it(worlds):
     omitted = ComputeCallFault(
         method="instanceGroupManagers.list", error="omitted", after=timedelta(minutes=10)

@@ -166,8 +166,8 @@ def test_each_request_is_one_that_googles_client_could_send(calls):
         seen.add(method.name)
         fields = fields_of(method.request)
         assert set(query) <= {*fields, *STANDARD_QUERIES}, f"{method.name}: {query}"
-        if body:
-            assert method.body, f"{method.name} takes no body"
+        assert (body is not None) == bool(method.body), f"body of {method.name}"
+        if method.body:
             resource = method.request.meta.fields[method.body].message
             check_body(body, resource, method.name)
     assert seen >= {

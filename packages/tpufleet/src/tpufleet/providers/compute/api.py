@@ -20,7 +20,7 @@ PAGE_SIZE = "500"
 # An instance carries its metadata, startup script included: 20 kB that no listing needs.
 INSTANCE_FIELDS = (
     "items(name,status,labels,creationTimestamp,scheduling/provisioningModel,"
-    "resourceStatus/upcomingMaintenance),nextPageToken"
+    "resourceStatus/upcomingMaintenance),nextPageToken,warning(code)"
 )
 PARALLEL_READS = 16
 MAX_HOSTS_READ = 64  # of one slice, for its bootstrap reports
@@ -60,7 +60,7 @@ class ComputeApi:
 
     def managed_errors(self, group: str) -> list[Json]:
         """What the last attempts to create the VMs of a group ended with."""
-        answer = self._rest.post("compute", f"compute/v1/{group}/listManagedInstances", {})
+        answer = self._rest.post("compute", f"compute/v1/{group}/listManagedInstances")
         if answer.missing:
             return []
         listed = self._checked(answer, f"list the VMs of {naming.short(group)}")
@@ -115,7 +115,7 @@ class ComputeApi:
             scope = location.region_path
         if operation.get("status") != "DONE":
             path = f"compute/v1/{scope}/operations/{name}/wait"
-            operation = self._checked(self._rest.post("compute", path, {}), action)
+            operation = self._checked(self._rest.post("compute", path), action)
         error = self.operation_error(operation, action)
         if error is not None:
             raise error

@@ -90,7 +90,8 @@ class GoogleRest:
     def get(self, api: str, path: str, **query: str) -> Answer:
         return self._call("GET", api, path, query, None)
 
-    def post(self, api: str, path: str, body: dict[str, Any], **query: str) -> Answer:
+    def post(self, api: str, path: str, body: dict[str, Any] | None = None, **query: str) -> Answer:
+        """Without a body for methods that take none."""
         return self._call("POST", api, path, query, body)
 
     def patch(self, api: str, path: str, body: dict[str, Any]) -> Answer:
