@@ -1,4 +1,5 @@
-"""The Job that uploads metrics to Vertex AI TensorBoard: Google's uploader, and a fake of the API.
+"""Metrics uploaded to Vertex AI TensorBoard, by the Job on GKE and by the commands for other jobs:
+Google's uploader, and a fake of the API.
 
 The uploader is not among the packages for tests, because it needs TensorFlow. Install it anywhere:
 `pip install 'google-cloud-aiplatform[tensorboard]' tensorboard tensorflow-cpu`, and name it in
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,8 +21,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from tests.docs import markdown
 from tests.environment.environments import example
 from tests.polling import wait_until
+from tests.server_process import Server
 from tpufleet.clocks import SystemClock
 from tpufleet.model.job.jobs import JobId
 from tpufleet.model.job.metric_points import MetricPoint
@@ -64,15 +68,8 @@ def running(command, **environment):
         process.wait(900)
 
 
-def upload(uploader, vertex):
-    """The command of the Job, with what a pod has from workload identity and the network."""
-    job = example_jobsets.tensorboard_upload(
-        example(), "research", resource=RESOURCE, run_name="maxtext", output=str(vertex / "bucket"),
-        image="uploader",
-    )  # fmt: skip
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    program, *options = container["command"]
-    assert program == uploader.name
+def credentials(vertex):
+    """What the uploader has on a machine that is logged in, and the network to the fake."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -82,12 +79,23 @@ def upload(uploader, vertex):
         "token_uri": "http://127.0.0.1:9/token",
     }  # fmt: skip
     (vertex / "key.json").write_text(json.dumps(account))
-    return running(
-        [str(uploader), *options],
-        GOOGLE_APPLICATION_CREDENTIALS=str(vertex / "key.json"),
-        GRPC_DEFAULT_SSL_ROOTS_FILE_PATH=str(vertex / "ca.pem"),
-        grpc_proxy=(vertex / "proxy").read_text(),
-    )
+    return {
+        "GOOGLE_APPLICATION_CREDENTIALS": str(vertex / "key.json"),
+        "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(vertex / "ca.pem"),
+        "grpc_proxy": (vertex / "proxy").read_text(),
+    }
+
+
+def upload(uploader, vertex):
+    """The command of the Job, with what a pod has from workload identity and the network."""
+    job = example_jobsets.tensorboard_upload(
+        example(), "research", resource=RESOURCE, run_name="maxtext", output=str(vertex / "bucket"),
+        image="uploader",
+    )  # fmt: skip
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    program, *options = container["command"]
+    assert program == uploader.name
+    return running([str(uploader), *options], **credentials(vertex))
 
 
 def calls(vertex, method):
@@ -96,14 +104,14 @@ def calls(vertex, method):
     return [call for call in map(json.loads, lines) if call["method"] == method]
 
 
-def losses(vertex):
+def losses(vertex, run=RUN):
     """By step, as the API received them."""
     return {
         int(point["step"]): point["scalar"]["value"]
         for call in calls(vertex, "WriteTensorboardExperimentData")
-        for run in call["request"]["write_run_data_requests"]
-        if run["tensorboard_run"] == RUN
-        for series in run["time_series_data"]
+        for data in call["request"]["write_run_data_requests"]
+        if data["tensorboard_run"] == run
+        for series in data["time_series_data"]
         for point in series["values"]
     }
 
@@ -137,3 +145,42 @@ def test_the_job_uploads_metrics_as_they_come_and_goes_on_after_a_restart(upload
         if (call := json.loads(line))["error"] and "NOT_FOUND" not in call["error"]
     ]
     assert refused == []
+
+
+PROGRAM = """
+from tpufleet import runtime
+for step in range(4):
+    runtime.progress(step, total=3, loss=8.0 - step)
+"""
+
+
+def test_the_commands_of_the_page_upload_the_metrics_of_an_ordinary_job(uploader, vertex):
+    [block] = [each for each in markdown.blocks("sh") if "tb-gcp-uploader" in each.text]
+    commands = block.text.replace("projects/PROJECT/locations/REGION/tensorboards/NUMBER", RESOURCE)
+    (vertex / "tpu").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m tpufleet "$@"\n')
+    (vertex / "tpu").chmod(0o755)
+    server = Server(vertex / "home")
+    server.start()
+    try:
+        environ = {
+            **os.environ, **credentials(vertex), "TPUFLEET_HOME": str(server.home),
+            "TPUFLEET_SERVER": server.url,
+            "PATH": f"{vertex}:{uploader.parent}:{os.environ['PATH']}",
+        }  # fmt: skip
+        job = [vertex / "tpu", "run", "v5e-4", "--name", "train", "--", "python", "-c", PROGRAM]
+        subprocess.run(job, env=environ, cwd=vertex, check=True, timeout=900)
+        done = subprocess.run(
+            ["bash", "-ec", commands], env=environ, cwd=vertex, timeout=900, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+    finally:
+        server.cleanup()
+    runs = {
+        data["tensorboard_run"]
+        for call in calls(vertex, "WriteTensorboardExperimentData")
+        for data in call["request"]["write_run_data_requests"]
+    }
+    [run] = runs
+    assert run.startswith(f"{RESOURCE}/experiments/train/runs/"), runs
+    assert losses(vertex, run)[3] == 5.0

@@ -10,6 +10,7 @@ from tests.journeys.simulated_hosts import Program
 from tpufleet.model.fleet.slices import LossReason, SliceState
 from tpufleet.model.job.jobs import JobState
 from tpufleet.policy.recovery.liveness import RETURN_LIMIT
+from tpufleet.service.jobs.explain import explain
 from tpufleet.stores.base import EventQuery
 
 
@@ -48,6 +49,12 @@ def test_a_host_that_reboots_for_minutes_keeps_its_slice(fleet, silent, rebooted
     assert fleet.attempts(silent) == ["host_lost", "finished"] and fleet.failures(silent) == 0
     first, second = slices_used(fleet, silent)
     assert first == second and len(fleet.cloud.requested) == 1
+
+
+def test_why_says_that_the_job_waits_for_a_host_and_how_long(fleet, silent):
+    details = " / ".join(explain(fleet.store, fleet.job(silent), fleet.now()).details)
+    assert "10 min to come back" in details
+    fleet.cancel(silent)
 
 
 def test_hosts_without_a_network_for_minutes_keep_their_slice(fleet, running):

@@ -221,7 +221,8 @@ class Cloud:
                 "Cloud TPU received a bad request. Stop is only available with single TPU nodes.",
             )
         if record.queued_resource:
-            # cloud.google.com/tpu/docs/queued-resources: such a TPU VM can only be deleted.
+            # The guide of queued resources names their deletion alone
+            # (cloud.google.com/tpu/docs/queued-resources); no page has the text of the refusal.
             raise ApiError(
                 Code.FAILED_PRECONDITION,
                 "Cloud TPU received a bad request. Stop is not supported for nodes of a queued "

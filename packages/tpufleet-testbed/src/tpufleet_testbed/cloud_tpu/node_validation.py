@@ -60,7 +60,7 @@ def validate(
     scheduling = node.scheduling_config
     if scheduling.reserved and (scheduling.spot or scheduling.preemptible):
         raise invalid_argument("A reserved node cannot be spot or preemptible.")
-    if scheduling.spot and scheduling.preemptible:
+    if scheduling.spot and scheduling.preemptible:  # the reference does not say; neither do we ask
         raise invalid_argument("A node cannot be both spot and preemptible.")
     for url in (node.network_config.network, node.network_config.subnetwork):
         if url and not NETWORK.fullmatch(url):

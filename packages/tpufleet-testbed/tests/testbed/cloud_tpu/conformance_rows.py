@@ -25,6 +25,7 @@ ZONES_PAGE = "tpu/docs/regions-zones"
 RUNTIMES_PAGE = "tpu/docs/runtimes"
 DISKS_PAGE = "tpu/docs/attach-durable-block-storage"
 QUEUE_PAGE = "tpu/docs/queued-resources"
+UNSTATED = "no page; the stricter answer"
 METADATA_PAGE = "compute/docs/metadata/setting-custom-metadata#limitations"
 LABELS_PAGE = "compute/docs/labeling-resources#requirements"
 TAGS_PAGE = "vpc/docs/add-remove-network-tags#restrictions"
@@ -216,7 +217,7 @@ NODE_ROWS = (
         lambda w: create(w, node=tpu_v2.Node(
             accelerator_type="v5litepod-4", runtime_version="v2-alpha-tpuv5-lite",
             scheduling_config={"spot": True, "reserved": True})), Invalid),
-    Row("spot and preemptible", PROTO,
+    Row("spot and preemptible", UNSTATED,
         lambda w: create(w, node=tpu_v2.Node(
             accelerator_type="v5litepod-4", runtime_version="v2-alpha-tpuv5-lite",
             scheduling_config={"spot": True, "preemptible": True})), Invalid, "both spot and"),
@@ -370,7 +371,7 @@ LIFECYCLE_ROWS = (
     Row("stop: several hosts", PROTO,
         lambda w: (created(w, accelerator="v5litepod-16"),
                    w.client.stop_node(request={"name": name()})), Precondition, "single TPU node"),
-    Row("stop: of a queued resource", QUEUE_PAGE,
+    Row("stop: of a queued resource", UNSTATED,
         lambda w: (enqueue(w, queued("a", accelerator="v5litepod-4")), w.advance(LONG),
                    w.client.stop_node(request={"name": name()})), Precondition, "queued resource"),
     Row("stop: while creating", PROTO,

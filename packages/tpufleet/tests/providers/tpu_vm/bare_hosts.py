@@ -40,21 +40,30 @@ class BareHosts(AgentHosts):
         self._switch = Switch()
         self._nodes: dict[SliceId, tuple[NodeRecord, list[UbuntuHost]]] = {}
         self._threads: list[threading.Thread] = []
+        self._changing = threading.Lock()
         emulator.cloud.hosts = self
 
     def run_startup_script(self, node: NodeRecord) -> None:
         name = slice_id_of(node)
-        machines = [
-            UbuntuHost(
+        self._nodes[name] = node, []
+        self._start(lambda: self._boot(node, name))
+
+    def _boot(self, node: NodeRecord, name: SliceId) -> None:
+        """Beside the calls of the API, which do not wait for it."""
+        for index in range(node.accelerator.hosts):
+            machine = UbuntuHost(
                 self._folder / name / str(index), self._bundle, "", metadata=self._metadata,
                 name=name, index=index, chips=node.accelerator.chips_per_host, shared=self._shared,
                 environ={**ENVIRON, **self._environ}, switch=self._switch,
                 internet=self._internet,
-            )
-            for index in range(node.accelerator.hosts)
-        ]  # fmt: skip
-        self._nodes[name] = node, machines
-        for machine in machines:
+            )  # fmt: skip
+            with self._changing:
+                deleted = name not in self._nodes
+                if not deleted:
+                    self._nodes[name][1].append(machine)
+            if deleted:
+                machine.close()
+                return
             self._startup(node, machine)
 
     def machines(self, node_id: str) -> list[UbuntuHost]:
@@ -69,7 +78,8 @@ class BareHosts(AgentHosts):
         self._startup(node, machine)
 
     def terminate(self, node: NodeRecord) -> None:
-        _, machines = self._nodes.pop(slice_id_of(node), (node, []))
+        with self._changing:
+            _, machines = self._nodes.pop(slice_id_of(node), (node, []))
         for machine in machines:
             self._start(machine.close)
         self._metadata.remove(slice_id_of(node))
@@ -90,7 +100,7 @@ class BareHosts(AgentHosts):
     def close(self) -> None:
         for node, _ in list(self._nodes.values()):
             self.terminate(node)
-        for thread in self._threads:
+        for thread in self._threads:  # may start others
             thread.join(900)
         self._switch.close()
 

@@ -132,6 +132,8 @@ def _explain_running(
     details += _setup_details(store, attempts[-1])
     details += _recovery_details(attempts)
     details += _growth_details(store, job, attempts, now)
+    silent = [each for each in store.slices(job_id=job.id) if each.silent_since is not None]
+    details += [_describe_slice(each, now) for each in queries.slice_rows(store, silent, now)]
     if row.progress is not None:
         details.append(describe_progress(row.progress, now))
         if row.progress.output_at is not None:

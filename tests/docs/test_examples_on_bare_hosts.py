@@ -1,0 +1,83 @@
+"""The examples on hosts that have nothing: Ubuntu 22.04, the startup script, the bundle, the agent
+and the packages of the index, each host in a network of its own. JAX computes on their CPUs."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
+from tests.docs import markdown
+from tests.providers.tpu_vm import host_network
+from tests.providers.tpu_vm.bare_hosts import BareHosts
+from tests.providers.tpu_vm.emulated_fleet import Fleet
+from tests.providers.tpu_vm.ubuntu_host import build_bundle
+from tpufleet_testbed.cloud_tpu.locations import IMMEDIATE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+ZONE = "us-central1-a"
+# Name of a job file below examples, and what its log has. Not here: maxtext, jobset and gke, which
+# run on GKE; the full.yaml of each, which differ in sizes and buckets.
+EXAMPLES = {
+    "hello/job.yaml": "process 3 of 4 here",
+    "plain/job.yaml": "",
+    "multislice/job.yaml": "",
+    "train/job.yaml": "",
+    "batch/job.yaml": "",
+    "sharding/job.yaml": "",
+    "llama/job.yaml": "",
+    "llama/finetune.yaml": "",
+    "flax/job.yaml": "",
+    "extract/job.yaml": "",
+}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    host_network.require_namespaces()
+    for name in host_network.PACKAGE_INDEX:
+        try:
+            socket.create_connection((name, 443), timeout=30).close()
+        except OSError as error:
+            pytest.skip(f"the package index is not reachable: {name}: {error}")
+    folder = tmp_path_factory.mktemp("examples")
+    bundle = build_bundle(folder / "bundle")
+    shared = folder / "shared"
+    shared.mkdir(mode=0o777)
+    shared.chmod(0o777)
+    digest = hashlib.sha256(bundle.read_bytes()).hexdigest()
+    fleet = Fleet(
+        folder / "fleet",
+        (ZONE,),
+        settings={"bundle": f"gs://{bundle.name}", "bundle_sha256": digest},
+        latencies=replace(IMMEDIATE, boot=timedelta(seconds=1), deletion=timedelta(seconds=1)),
+    )
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    fleet.hosts = BareHosts(
+        folder / "hosts", fleet.emulator, bundle=bundle, shared=shared, environ=devices
+    )
+    fleet.shared = shared
+    yield fleet
+    fleet.close()
+    fleet.hosts.close()
+
+
+@pytest.mark.parametrize(("example", "printed"), EXAMPLES.items(), ids=list(EXAMPLES))
+def test_an_example_runs_on_hosts_that_have_nothing(fleet, example, printed):
+    checkpoint = fleet.shared / example.replace("/", "-")
+    submitted = fleet.tpu.json(
+        "submit", str(markdown.ROOT / "examples" / example), "--set", f"checkpoint={checkpoint}"
+    )
+    job = submitted["jobs"][0]["id"]
+    ended = ("succeeded", "failed", "cancelled")
+    fleet.until(lambda: fleet.states()[job] in ended, example, 1800)
+    log = fleet.tpu("logs", job).output
+    assert fleet.states()[job] == "succeeded", log + fleet.hosts.logs()
+    assert printed in log
+    fleet.until(lambda: not fleet.nodes(), "every node is deleted", 120)
