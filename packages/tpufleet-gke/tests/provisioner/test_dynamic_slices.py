@@ -78,7 +78,7 @@ def test_a_slice_that_fails_is_formed_of_a_spare_sub_block_within_five_seconds(c
     ((name, taken),) = cluster.slices.created[1:]
     assert (name, sorted(taken)) == (name_of("train"), ["a", "c"])
     [message] = [each for each in cluster.events.messages(SLICE_FAILED) if "FAILED" in each][:1]
-    assert "partition b is unhealthy; it is formed of other sub-blocks" in message
+    assert "a partition is unhealthy; it is formed of other sub-blocks" in message
 
 
 def test_a_sub_block_that_only_looks_healthy_is_chosen_last(cluster):
@@ -145,7 +145,12 @@ def test_a_slice_is_deleted_with_its_jobset_and_no_other_is(cluster, how):
 
 @pytest.mark.parametrize(
     ("topology", "message"),
-    [("2x2x2", "multiples of 4"), ("8x4x4", "ascending"), ("64x64x64", "9216"), ("big", "big")],
+    [
+        ("2x2x2", "4x4x4 or larger"),
+        ("8x4x4", "write 4x4x8"),
+        ("64x64x64", "9216 chips"),
+        ("big", "no topology 'big'"),
+    ],
 )
 def test_a_topology_that_no_slice_has_is_refused_in_an_event(cluster, topology, message):
     submit(cluster, topology=topology)

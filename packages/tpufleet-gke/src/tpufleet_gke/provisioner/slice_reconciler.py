@@ -62,11 +62,12 @@ class SliceReconciler:
         )  # fmt: skip
         for demand, reason in plan.waiting:
             self._reporter.report_on_pod(demand.pod, SLICE_FAILED, reason, FailureCause.TRANSIENT)
-        for name, reason in plan.deletes.items():
-            self._start(dry_run, f"delete Slice {name}: {reason}", name, self._delete(name))
-        for demand, taken in plan.creates:
-            what = f"create Slice {demand.name} of {', '.join(taken)}"
-            self._start(dry_run, what, demand.name, self._create(demand, taken))
+        if not dry_run:
+            for name in plan.deletes:
+                self._start(f"delete Slice {name}", name, self._delete(name))
+            for demand, taken in plan.creates:
+                what = f"create Slice {demand.name} of {', '.join(taken)}"
+                self._start(what, demand.name, self._create(demand, taken))
         return {demand.pod.uid for demand in demands}
 
     def _demands(
@@ -95,11 +96,8 @@ class SliceReconciler:
     def _delete(self, name: str) -> Callable[[], None]:
         return lambda: self._cluster.delete_slice(name)
 
-    def _start(self, dry_run: bool, what: str, name: str, call: Callable[[], None]) -> None:
+    def _start(self, what: str, name: str, call: Callable[[], None]) -> None:
         if name in self._in_flight:
-            return
-        if dry_run:
-            log.debug("dry run: %s", what)
             return
         log.info("%s", what)
         self._in_flight.add(name)
@@ -108,7 +106,7 @@ class SliceReconciler:
             try:
                 call()
             except FleetError as error:
-                log.warning("cannot %s: %s", what, error)
+                log.warning("%s", error)
             finally:
                 self._in_flight.discard(name)
 
