@@ -176,6 +176,48 @@ def test_the_webhook_selects_a_slice_instead_of_a_node_pool():
     assert other[label_keys.TPU_SLICE] != selectors[label_keys.TPU_SLICE]
 
 
+def test_a_pod_cannot_take_or_replace_the_slice_of_another_tenant(cluster):
+    submit(cluster)
+    rounds(cluster)
+    cluster.slices.set_state("b", "UNHEALTHY")
+    cluster.pod_list = []  # its own pods have not ended yet
+    submit(cluster, "thief")
+    cluster.pod_list[0]["spec"]["nodeSelector"][label_keys.TPU_SLICE] = name_of("train")
+    rounds(cluster, 5)
+    assert len(cluster.slices.created) == 1 and name_of("train") in cluster.slices.slices
+    assert "belongs to another" in cluster.events.messages(SLICE_FAILED)[0]
+
+
+def test_a_watch_of_jobsets_that_lags_costs_no_slice(cluster):
+    submit(cluster)
+    known, cluster.jobsets = cluster.jobsets, []
+    rounds(cluster)
+    assert cluster.slices.created == [], "its owner is not known yet"
+    cluster.jobsets = known
+    rounds(cluster)
+    of_watch = cluster.owners
+    cluster.fetch_owner = lambda namespace, name: of_watch().get((namespace, name))
+    cluster.owners = dict
+    rounds(cluster, 5)
+    assert len(cluster.slices.created) == 1 and list(cluster.slices.slices) == [name_of("train")]
+
+
+def test_a_watch_of_slices_that_lags_costs_no_sub_block(cluster):
+    lag = cluster.tpu_slices()
+    cluster.tpu_slices = lambda: lag
+    submit(cluster, topology="4x4x4")
+    rounds(cluster, 1)
+    submit(cluster, "other", topology="4x4x4")
+    rounds(cluster, 3)
+    assert [taken for _, taken in cluster.slices.created] == [("a",), ("b",)]
+
+
+def test_a_refusal_is_one_event(cluster):
+    submit(cluster, topology="2x2x2")
+    rounds(cluster, 5)
+    assert len([1 for kind, *_ in cluster.events.recorded if kind == "Pod"]) == 1
+
+
 def test_nothing_is_formed_without_the_setting(make):
     harness = make()
     harness.slices.add("a", "b")

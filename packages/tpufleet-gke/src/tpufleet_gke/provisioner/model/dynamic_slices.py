@@ -96,13 +96,14 @@ def slice_name(job: str, job_key: str) -> str:
 
 def demand(pod: Json, owner: PodOwner, owners: Mapping[tuple[str, str], OwnerStatus],
            resource: str) -> SliceDemand | None:  # fmt: skip
-    """None where the pod waits for no slice. BadInput where no slice can be as it wants."""
+    """None where the pod waits for no slice, or its owner is not known yet. BadInput where no slice
+    can be as it wants."""
     metadata, annotations = pod["metadata"], pod["metadata"].get("annotations") or {}
     topology = annotations.get(label_keys.SLICE_TOPOLOGY)
-    if not topology or not pods.waits_for_nodes(pod, owner, resource):
+    status = owners.get((metadata["namespace"], owner.name))
+    if not topology or status is None or not pods.waits_for_nodes(pod, owner, resource):
         return None
     name = (pod["spec"].get("nodeSelector") or {}).get(label_keys.TPU_SLICE)
-    status = owners.get((metadata["namespace"], owner.name))
     if not name:
         raise BadInput(
             f"the pod asks for a slice of {topology} and selects none ({label_keys.TPU_SLICE}); "
@@ -112,7 +113,7 @@ def demand(pod: Json, owner: PodOwner, owners: Mapping[tuple[str, str], OwnerSta
         raise must_be("4x4x4 or larger", topology, label_keys.SLICE_TOPOLOGY)
     ref = PodRef(
         namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"],
-        owner_name=owner.name, owner_uid=status.uid if status else "",
+        owner_name=owner.name, owner_uid=status.uid,
         job=pod_owners.parent_name(pod, owner),
     )  # fmt: skip
     return SliceDemand(name=name, topology=topology, pod=ref)

@@ -47,9 +47,11 @@ def plan_slices(
             existing = by_name.get(demand.name)
             if existing is None:
                 chosen.append((demand, trial.take(demand.partitions)))
+            elif existing.owner != (demand.pod.namespace, demand.pod.owner_name):
+                waiting.append((demand, f"Slice {demand.name} belongs to another"))
             elif existing.deleting:
                 waiting.append((demand, f"Slice {demand.name} is being deleted"))
-            elif existing.failed and existing.owner is not None:
+            elif existing.failed:
                 problem = f"Slice {demand.name}: {existing.reason}"
                 problem += f": {existing.message}" if existing.message else ""
                 others = free.copy(also=existing.partitions).take(demand.partitions)
