@@ -138,10 +138,6 @@ ERRORS = {
     "a fallback of the provisioner": (
         {"tpu_pools": {"a": {"type": "v5e-16", "fallback": ["spot"]}}},
         "tpu_pools.a.fallback: goes with managed_by: compute-class; write that"),
-    "one kind of capacity twice": (
-        {"tpu_pools": {"a": {"type": "v5e-16", "managed_by": "compute-class", "capacity": "spot",
-                             "fallback": ["spot"]}}},
-        "tpu_pools.a.fallback: spot is there twice; remove one"),
     "a fallback to a reservation without one": (
         {"tpu_pools": {"a": {"type": "v5e-16", "managed_by": "compute-class",
                              "fallback": ["reserved"]}}},
@@ -149,10 +145,10 @@ ERRORS = {
     "flex-start by a ComputeClass": (
         {"tpu_pools": {"a": {"type": "v5e-16", "managed_by": "compute-class",
                              "capacity": "flex-start"}}},
-        "tpu_pools.a.capacity: GKE may wait for flex-start for hours; for example spot"),
+        "tpu_pools.a.managed_by: not available with flex-start; write provisioner or terraform"),
     "tpu7x by a ComputeClass": (
         {"tpu_pools": {"a": {"type": "tpu7x-2x2x2", "managed_by": "compute-class"}}},
-        "tpu_pools.a.managed_by: a ComputeClass has no slices of tpu7x-16"),
+        "tpu_pools.a.managed_by: not available with slices of tpu7x-16; write provisioner"),
     "a type both with and without ComputeClass": (
         {"tpu_pools": {"a": {"type": "v5e-16", "managed_by": "compute-class"},
                        "b": {"type": "v5e-16"}}},

@@ -78,7 +78,7 @@ def test_a_slice_that_fails_is_formed_of_a_spare_sub_block_within_five_seconds(c
     ((name, taken),) = cluster.slices.created[1:]
     assert (name, sorted(taken)) == (name_of("train"), ["a", "c"])
     [message] = [each for each in cluster.events.messages(SLICE_FAILED) if "FAILED" in each][:1]
-    assert "partition b is unhealthy; it is formed of other sub-blocks" in message
+    assert "a partition is unhealthy; it is formed of other sub-blocks" in message
 
 
 def test_a_sub_block_that_only_looks_healthy_is_chosen_last(cluster):
@@ -145,7 +145,12 @@ def test_a_slice_is_deleted_with_its_jobset_and_no_other_is(cluster, how):
 
 @pytest.mark.parametrize(
     ("topology", "message"),
-    [("2x2x2", "multiples of 4"), ("8x4x4", "ascending"), ("64x64x64", "9216"), ("big", "big")],
+    [
+        ("2x2x2", "4x4x4 or larger"),
+        ("8x4x4", "write 4x4x8"),
+        ("64x64x64", "9216 chips"),
+        ("big", "no topology 'big'"),
+    ],
 )
 def test_a_topology_that_no_slice_has_is_refused_in_an_event(cluster, topology, message):
     submit(cluster, topology=topology)
@@ -169,6 +174,48 @@ def test_the_webhook_selects_a_slice_instead_of_a_node_pool():
     assert len(selectors[label_keys.TPU_SLICE]) <= 49
     other = admission.mutate_selectors({}, "other", "train-slice-0", AdmissionSettings(), True)
     assert other[label_keys.TPU_SLICE] != selectors[label_keys.TPU_SLICE]
+
+
+def test_a_pod_cannot_take_or_replace_the_slice_of_another_tenant(cluster):
+    submit(cluster)
+    rounds(cluster)
+    cluster.slices.set_state("b", "UNHEALTHY")
+    cluster.pod_list = []  # its own pods have not ended yet
+    submit(cluster, "thief")
+    cluster.pod_list[0]["spec"]["nodeSelector"][label_keys.TPU_SLICE] = name_of("train")
+    rounds(cluster, 5)
+    assert len(cluster.slices.created) == 1 and name_of("train") in cluster.slices.slices
+    assert "belongs to another" in cluster.events.messages(SLICE_FAILED)[0]
+
+
+def test_a_watch_of_jobsets_that_lags_costs_no_slice(cluster):
+    submit(cluster)
+    known, cluster.jobsets = cluster.jobsets, []
+    rounds(cluster)
+    assert cluster.slices.created == [], "its owner is not known yet"
+    cluster.jobsets = known
+    rounds(cluster)
+    of_watch = cluster.owners
+    cluster.fetch_owner = lambda namespace, name: of_watch().get((namespace, name))
+    cluster.owners = dict
+    rounds(cluster, 5)
+    assert len(cluster.slices.created) == 1 and list(cluster.slices.slices) == [name_of("train")]
+
+
+def test_a_watch_of_slices_that_lags_costs_no_sub_block(cluster):
+    lag = cluster.tpu_slices()
+    cluster.tpu_slices = lambda: lag
+    submit(cluster, topology="4x4x4")
+    rounds(cluster, 1)
+    submit(cluster, "other", topology="4x4x4")
+    rounds(cluster, 3)
+    assert [taken for _, taken in cluster.slices.created] == [("a",), ("b",)]
+
+
+def test_a_refusal_is_one_event(cluster):
+    submit(cluster, topology="2x2x2")
+    rounds(cluster, 5)
+    assert len([1 for kind, *_ in cluster.events.recorded if kind == "Pod"]) == 1
 
 
 def test_nothing_is_formed_without_the_setting(make):

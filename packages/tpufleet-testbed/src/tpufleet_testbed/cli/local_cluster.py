@@ -112,7 +112,6 @@ def _add_node(plane: KubernetesControlPlane, shape: NodeShape) -> None:
     """With the image, a queue and a volume for pods."""
     image = builder.build(progress=output.print_status)
     node = real_node.add(plane, shape, output.print_status)
-    output.print_status(f"importing {image.reference}")
     node_images.load_image(node, image)
     job_namespace.apply_manifests(plane, node)
     job_namespace.install_queue(plane, node)

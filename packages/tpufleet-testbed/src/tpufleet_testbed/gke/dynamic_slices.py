@@ -15,6 +15,7 @@ from typing import Any
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadRequest, Conflict
+from tpufleet_testbed.gke import api_errors
 from tpufleet_testbed.kubernetes import kwok_nodes
 
 Json = dict[str, Any]
@@ -61,9 +62,9 @@ class EmulatedSlices:
         name, spec = manifest["metadata"]["name"], manifest["spec"]
         problem = _invalid(name, spec)
         if problem:
-            raise BadRequest(f'admission webhook "slice.accelerator.gke.io" denied: {problem}')
+            raise BadRequest(api_errors.text("slice-denied", problem=problem))
         if name in self.slices:
-            raise Conflict(f'slices.accelerator.gke.io "{name}" already exists')
+            raise Conflict(api_errors.text("slice-exists", name=name))
         self.slices[name] = {
             "metadata": {**manifest["metadata"], "finalizers": [FINALIZER]},
             "spec": dict(spec),
@@ -85,7 +86,7 @@ class EmulatedSlices:
         for name, found in self.slices.items():
             if sub_block in found["spec"]["partitionIds"] and self._is_active(name):
                 if state == "UNHEALTHY":
-                    self._set(name, "FAILED", f"partition {sub_block} is unhealthy")
+                    self._set(name, "FAILED", api_errors.text("slice-health"))
                 elif state == "DEGRADED":
                     self._set(name, "ACTIVE_DEGRADED", ready="True")
 
@@ -134,14 +135,14 @@ class EmulatedSlices:
         }
         taken = [each for each in wanted if each in users]
         if len(found) < len(wanted) or any(block.nodes < NODES for block in found):
-            self._set(name, "SliceCreationFailed", "nodes of the partitions are missing")
+            self._set(name, "SliceCreationFailed", api_errors.text("slice-nodes"))
         elif taken:
-            used = f"{taken[0]} is used by slice {users[taken[0]]}"
+            used = api_errors.text("slice-overlap", partition=taken[0], other=users[taken[0]])
             self._set(name, "SliceCreationFailed", used)
         elif len({block.block for block in found}) > 1:
-            self._set(name, "FAILED", "the partitions are in different blocks")
+            self._set(name, "FAILED", api_errors.text("slice-blocks"))
         elif any(block.state == "UNHEALTHY" for block in found):
-            self._set(name, "FAILED", "a partition is unhealthy")
+            self._set(name, "FAILED", api_errors.text("slice-health"))
         else:
             self._set(name, "ACTIVE", ready="True")
 
@@ -155,14 +156,15 @@ class EmulatedSlices:
 
 
 def _invalid(name: str, spec: Mapping[str, Any]) -> str:
+    """What is wrong; empty when nothing is."""
     if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
-        return f"invalid name {name}"
+        return name
     if spec.get("type") != "tpu7x":
-        return f"unsupported type {spec.get('type')}"
+        return str(spec.get("type"))
     sizes = [int(size) for size in str(spec.get("topology")).split("x")]
     chips = math.prod(sizes)
     if len(sizes) != 3 or any(size % 4 for size in sizes) or sizes != sorted(sizes):
-        return f"invalid topology {spec['topology']}"
+        return str(spec["topology"])
     if chips > MOST_CHIPS or len(set(spec["partitionIds"])) * CHIPS != chips:
-        return f"{len(spec['partitionIds'])} partitions do not make {spec['topology']}"
+        return f"{spec['topology']}, {spec['partitionIds']}"
     return ""

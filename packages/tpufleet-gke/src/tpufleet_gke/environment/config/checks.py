@@ -149,18 +149,14 @@ def _compute_class(environment: Environment, path: str, tpu: TpuPool) -> Iterato
         if tpu.fallback:
             yield (f"{path}.fallback", "goes with managed_by: compute-class; write that")
         return
-    kinds = Counter((tpu.capacity, *tpu.fallback))
-    if max(kinds.values()) > 1:
-        yield (f"{path}.fallback", f"{kinds.most_common(1)[0][0]} is there twice; remove one")
-    if tpu.capacity == "flex-start":
-        yield (f"{path}.capacity", "GKE may wait for flex-start for hours; for example spot")
     kind = capacity.shape(tpu)
-    if kind.generation == "tpu7x" and kind.hosts > 1:
-        # Their workload policy can be named in Autopilot clusters only.
-        yield (
-            f"{path}.managed_by", f"a ComputeClass has no slices of {short_name(tpu.type)}; write "
-            "provisioner or terraform",
-        )  # fmt: skip
+    # Their workload policy can be named in Autopilot clusters only. GKE may wait for flex-start for
+    # hours, and jobs would give up.
+    multi_host = kind.generation == "tpu7x" and kind.hosts > 1
+    if multi_host or tpu.capacity == "flex-start":
+        what = f"slices of {short_name(tpu.type)}" if multi_host else tpu.capacity
+        problem = f"not available with {what}; write provisioner or terraform"
+        yield (f"{path}.managed_by", problem)
     if sum(other.type == tpu.type for other in environment.tpu_pools.values()) > 1:
         yield (
             f"{path}.managed_by", f"another of tpu_pools has {short_name(tpu.type)} too, and its "

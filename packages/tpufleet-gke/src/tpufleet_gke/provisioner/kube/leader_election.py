@@ -59,7 +59,7 @@ class LeaderElector:
             try:
                 self.release()
             except FleetError as error:
-                log.warning("cannot release the lease: %s", error)
+                log.warning("cannot %s the lease: %s", "release", error)
 
     def acquire_or_renew(self) -> None:
         """Acquire or renew the lease if it is free, expired or ours."""
@@ -71,7 +71,8 @@ class LeaderElector:
             pass  # another replica was faster
         except Exception as error:  # the loop must survive: renewing later may still work
             expected = isinstance(error, FleetError)
-            log.warning("cannot renew the lease: %s", error, exc_info=None if expected else error)
+            unexpected = None if expected else error
+            log.warning("cannot %s the lease: %s", "renew", error, exc_info=unexpected)
         if self.leading != was_leading:
             log.info("%s the lease %s", "acquired" if self.leading else "lost", self._name)
             self._on_change()

@@ -127,7 +127,8 @@ class WatchedCluster:
         return self._partition_nodes.all()
 
     def create_slice(self, manifest: Mapping[str, Any]) -> None:
-        self._connection.create(SLICE, dict(manifest))
+        with contextlib.suppress(Conflict):  # created before, and not listed yet
+            self._connection.create(SLICE, dict(manifest))
 
     def delete_slice(self, name: str) -> None:
         with contextlib.suppress(NotFound):

@@ -6,21 +6,18 @@ https://docs.cloud.google.com/kubernetes-engine/docs/reference/crds/slice
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tpufleet.errors import BadInput, invalid
-from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods, pool_specs
+from tpufleet.errors import BadInput, must_be
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods, pool_shapes, pool_specs
 from tpufleet_gke.provisioner.model.cluster_state import PodRef
 from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus, PodOwner
 from tpufleet_gke.provisioner.model.pods import Json
 
 API_VERSION = "accelerator.gke.io/v1beta1"
 ACCELERATOR = "tpu7x"
-SIDE, PARTITION_CHIPS, PARTITION_NODES = 4, 64, 16  # a sub-block is 4x4x4
-MOST_CHIPS = 9216
+CHIPS_PER_NODE, PARTITION_NODES = 4, 16  # a sub-block is 4x4x4
 HEALTHY, UNKNOWN = "HEALTHY", "UNSET"
 # Reasons of the condition Ready. Of the others, GKE still works on the slice.
 FAILED_REASONS = ("SliceCreationFailed", "FAILED", "INCOMPLETE")
@@ -69,7 +66,8 @@ class SliceDemand:
 
     @property
     def partitions(self) -> int:
-        return math.prod(_sizes(self.topology)) // PARTITION_CHIPS
+        nodes = pool_shapes.find_shape(ACCELERATOR, self.topology, CHIPS_PER_NODE).nodes
+        return nodes // PARTITION_NODES
 
     def manifest(self, partitions: Iterable[str]) -> dict[str, object]:
         labels = {
@@ -98,28 +96,24 @@ def slice_name(job: str, job_key: str) -> str:
 
 def demand(pod: Json, owner: PodOwner, owners: Mapping[tuple[str, str], OwnerStatus],
            resource: str) -> SliceDemand | None:  # fmt: skip
-    """None where the pod waits for no slice. BadInput where no slice can be as it wants."""
+    """None where the pod waits for no slice, or its owner is not known yet. BadInput where no slice
+    can be as it wants."""
     metadata, annotations = pod["metadata"], pod["metadata"].get("annotations") or {}
     topology = annotations.get(label_keys.SLICE_TOPOLOGY)
-    if not topology or not pods.waits_for_nodes(pod, owner, resource):
+    status = owners.get((metadata["namespace"], owner.name))
+    if not topology or status is None or not pods.waits_for_nodes(pod, owner, resource):
         return None
     name = (pod["spec"].get("nodeSelector") or {}).get(label_keys.TPU_SLICE)
-    status = owners.get((metadata["namespace"], owner.name))
     if not name:
         raise BadInput(
             f"the pod asks for a slice of {topology} and selects none ({label_keys.TPU_SLICE}); "
             "install the admission webhook, which sets the selector"
         )
-    sizes = _sizes(topology)
-    if any(size % SIDE for size in sizes) or sizes != sorted(sizes) or len(sizes) != 3:
-        raise invalid(
-            topology, "three multiples of 4 in ascending order", "4x4x8", label_keys.SLICE_TOPOLOGY
-        )
-    if math.prod(sizes) > MOST_CHIPS:
-        raise invalid(topology, f"of at most {MOST_CHIPS} chips", "16x24x24")
+    if pool_shapes.find_shape(ACCELERATOR, topology, CHIPS_PER_NODE).nodes < PARTITION_NODES:
+        raise must_be("4x4x4 or larger", topology, label_keys.SLICE_TOPOLOGY)
     ref = PodRef(
         namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"],
-        owner_name=owner.name, owner_uid=status.uid if status else "",
+        owner_name=owner.name, owner_uid=status.uid,
         job=pod_owners.parent_name(pod, owner),
     )  # fmt: skip
     return SliceDemand(name=name, topology=topology, pod=ref)
@@ -169,9 +163,3 @@ def _observed_slice(resource: Json) -> DynamicSlice:
         owner_uid=labels.get(label_keys.OWNER_UID, ""),
         job=labels.get(label_keys.PARENT_NAME, ""),
     )
-
-
-def _sizes(topology: str) -> list[int]:
-    if not re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)+", topology):
-        raise invalid(topology, "a topology", "4x4x8", label_keys.SLICE_TOPOLOGY)
-    return [int(size) for size in topology.split("x")]

@@ -35,8 +35,8 @@ _BY_CAUSE = {
 # Other tenants meet the same shortage. Of a reservation, only those who name it.
 SHARED_CAUSES = (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
 _OF_OTHERS = {
-    FailureCause.OUT_OF_STOCK: "no capacity for another request a moment ago",
-    FailureCause.QUOTA: "no quota for another request a moment ago",
+    cause: f"no {what} for another request a moment ago"
+    for cause, what in zip(SHARED_CAUSES, ("capacity", "quota"), strict=True)
 }
 Key = TypeVar("Key")
 # Location, machine type, nodes, reservation and, unless the cause is shared, the request.

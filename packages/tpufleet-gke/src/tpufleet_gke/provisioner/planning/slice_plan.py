@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from tpufleet_gke.provisioner.model.dynamic_slices import DynamicSlice, Partition, SliceDemand
@@ -14,7 +14,7 @@ from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicePlan:
     creates: Sequence[tuple[SliceDemand, tuple[str, ...]]] = ()  # with its partitions
-    deletes: Mapping[str, str] = field(default_factory=dict)  # why, by name
+    deletes: Collection[str] = ()  # names
     waiting: Sequence[tuple[SliceDemand, str]] = ()  # and why
 
 
@@ -31,11 +31,11 @@ def plan_slices(
     that failed lately: they come last."""
     free = _Free(partitions, slices, suspects)
     by_name = {one.name: one for one in slices}
-    deletes = {
-        one.name: reason
+    deletes = [
+        one.name
         for one in slices
-        if not one.deleting and (reason := _unneeded(one, owners, completed_jobs))
-    }
+        if not one.deleting and not _is_needed(one, owners, completed_jobs)
+    ]
     creates: list[tuple[SliceDemand, tuple[str, ...]]] = []
     waiting: list[tuple[SliceDemand, str]] = []
     gangs: dict[tuple[str, str], list[SliceDemand]] = defaultdict(list)
@@ -47,15 +47,17 @@ def plan_slices(
             existing = by_name.get(demand.name)
             if existing is None:
                 chosen.append((demand, trial.take(demand.partitions)))
+            elif existing.owner != (demand.pod.namespace, demand.pod.owner_name):
+                waiting.append((demand, f"Slice {demand.name} belongs to another"))
             elif existing.deleting:
                 waiting.append((demand, f"Slice {demand.name} is being deleted"))
-            elif existing.failed and existing.owner is not None:
+            elif existing.failed:
                 problem = f"Slice {demand.name}: {existing.reason}"
                 problem += f": {existing.message}" if existing.message else ""
                 others = free.copy(also=existing.partitions).take(demand.partitions)
                 if others and {*others} != {*existing.partitions}:
-                    deletes[demand.name] = f"{problem}; it is formed of other sub-blocks"
-                    waiting.append((demand, deletes[demand.name]))
+                    deletes.append(demand.name)
+                    waiting.append((demand, f"{problem}; it is formed of other sub-blocks"))
                 else:
                     lack = free.lack(demand.partitions)
                     waiting.append((demand, f"{problem}; there are no spare sub-blocks: {lack}"))
@@ -68,23 +70,22 @@ def plan_slices(
     return SlicePlan(creates=creates, deletes=deletes, waiting=waiting)
 
 
-def _unneeded(
+def _is_needed(
     one: DynamicSlice,
     owners: Mapping[tuple[str, str], OwnerStatus],
     completed_jobs: Mapping[tuple[str, str], datetime],
-) -> str:
+) -> bool:
+    """Also: not ours."""
     if one.owner is None:
-        return ""
+        return True
     status = owners.get(one.owner)
-    if status is None or (one.owner_uid and status.uid != one.owner_uid):
-        return "its owner is gone"
-    if status.ended_at is not None:
-        return "its owner has ended"
-    if status.suspended_at is not None:
-        return "its owner is suspended"
-    if (one.owner[0], one.job) in completed_jobs:
-        return "its Job has completed"
-    return ""
+    return (
+        status is not None
+        and status.uid == (one.owner_uid or status.uid)
+        and status.ended_at is None
+        and status.suspended_at is None
+        and (one.owner[0], one.job) not in completed_jobs
+    )
 
 
 class _Free:
