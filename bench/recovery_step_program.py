@@ -1,13 +1,16 @@
 """The job of `recovery_step.py`: steps across processes, with the time of everything it does.
 
 It writes one line `moment what step attempt` to its file in TRACE, and fails in the way that the
-file TRACE/fault asks for.
+file TRACE/fault asks for. With arguments it runs an example instead: its path, and its arguments.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -36,8 +39,7 @@ def fail_if_asked(step: int) -> None:
     if kind == "memory":
         print("MemoryError", file=sys.stderr, flush=True)
         os._exit(1)
-    while True:  # hang
-        time.sleep(60)
+    os.kill(os.getpid(), signal.SIGSTOP)  # hang
 
 
 def main() -> None:
@@ -97,4 +99,31 @@ def save(step: int) -> None:
     runtime.checkpoints.prune(keep=3)
 
 
-main()
+def run_example(path: str, *arguments: str) -> None:
+    """Its steps are those that it reports."""
+    from tpufleet import runtime
+
+    report, latest = runtime.progress, 0
+
+    def progress(step: int, **more: object) -> None:
+        nonlocal latest
+        latest = step
+        note("step", step)
+        report(step, **more)  # type: ignore[arg-type]
+
+    def watch() -> None:
+        while True:
+            fail_if_asked(latest)
+            time.sleep(0.02)
+
+    runtime.progress = progress
+    threading.Thread(target=watch, daemon=True).start()
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")
+
+
+if sys.argv[1:]:
+    run_example(*sys.argv[1:])
+else:
+    main()

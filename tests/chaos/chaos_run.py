@@ -54,6 +54,7 @@ class ChaosJob:
     accelerator: str = "v5litepod-4"
     slices: int = 1
     capacity: str = "spot"
+    least: int = 0  # slices on which it goes on when others are lost; 0: all of them
     steps: int = 20
     step_seconds: float = 0.15
     delay: float = 0.0  # seconds after the chaos_run began
@@ -63,7 +64,8 @@ class ChaosJob:
 
     @property
     def processes(self) -> int:
-        return type_lookup.find(self.accelerator).hosts * self.slices
+        """That there are in every attempt."""
+        return type_lookup.find(self.accelerator).hosts * (self.least or self.slices)
 
 
 class ChaosRun:
@@ -130,8 +132,8 @@ class ChaosRun:
             "name": work.id,
             "command": [sys.executable, "units.py" if work.units else "count.py"],
             "accelerator": work.accelerator,
-            "slices": work.slices,
             "capacity": [work.capacity],
+            "slices": {"min": work.least, "max": work.slices} if work.least else work.slices,
             "env": {
                 "LEDGER": str(self.ledger_folder(work)),
                 "STEPS": str(work.steps),

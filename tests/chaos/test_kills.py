@@ -42,6 +42,22 @@ def test_jobs_survive_a_blow_of_each_kind(chaos_run, seed):
     chaos_run.finish(120)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.chaos if seed else pytest.mark.slow)
+        for seed in range(10)
+    ],
+)
+def test_an_elastic_job_survives_a_storm(chaos_run, seed):
+    """Process 0, which every attempt has, does each step once beyond its last checkpoint."""
+    chaos_run = chaos_run(seed)
+    chaos_run.submit(ChaosJob(id="one", accelerator="v5litepod-1", slices=3, least=1, steps=40))
+    faults = (preempt, preempt, workload_dies, agent_dies)
+    chaos_run.inject_faults(faults, count=4, gap=3)
+    chaos_run.finish(400)
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_jobs_survive_whatever_dies_again_and_again(chaos_run, seed):

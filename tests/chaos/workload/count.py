@@ -35,7 +35,8 @@ def save(step: int, state: str) -> None:
 step, state, lines = -1, "", 0
 newest = runtime.checkpoints.latest()
 if newest is not None:
-    kept = json.loads((newest.part(here.process_id) / "state.json").read_text())
+    part = newest.part(min(here.process_id, newest.processes - 1))  # it may have run on fewer
+    kept = json.loads((part / "state.json").read_text())
     step, state = kept["step"], kept["state"]
 note("start", after=step, others=others_alive())
 while step < TOTAL - 1:

@@ -37,11 +37,21 @@ def test_another_job_on_the_host_deletes_it(harness):
     harness.start()
     harness.wait_for_exit()
     found(harness, "j2.0", checkpoint="gs://lab/other")
-    assert not list(harness.work.glob("local/*/checkpoint"))
+    assert not list(harness.work.glob("local/*/*/checkpoint"))
 
 
 def test_a_program_that_has_finished_leaves_nothing(harness):
     harness.assign("sh", "-c", 'echo kept > "$TPUFLEET_LOCAL_DIR/checkpoint"')
     harness.start()
     harness.wait_for_exit()
-    assert not list(harness.work.glob("local/*/checkpoint"))
+    assert not list(harness.work.glob("local/*/*/checkpoint"))
+
+
+def test_each_process_of_a_host_has_its_own(harness):
+    show = ("sh", "-c", 'echo "folder: $TPUFLEET_LOCAL_DIR"; exit 1')
+    harness.assign(*show, checkpoint="gs://lab/run", processes_per_host=2)
+    harness.start()
+    harness.wait_for_exit()
+    folders = {line for line in harness.log().splitlines() if line.startswith("folder: ")}
+    assert {line.rpartition("/")[2] for line in folders} <= {"0", "1"}
+    assert sorted(path.name for path in harness.work.glob("local/*/[01]")) == ["0", "1"]

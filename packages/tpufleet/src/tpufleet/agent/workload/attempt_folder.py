@@ -1,4 +1,5 @@
-"""The folder of one attempt on this host: code, run files, logs. Never used twice."""
+"""The folder of one attempt on this host: code, run files, logs. Never used twice. And folders that
+outlive it: the next attempt of the job finds them."""
 
 from __future__ import annotations
 
@@ -13,12 +14,16 @@ from tpufleet.agent import threads
 from tpufleet.agent.workload import untrusted_files
 from tpufleet.client import snapshots
 from tpufleet.errors import BadInput
+from tpufleet.model.fleet.agent_protocol import Assignment
 from tpufleet.model.job.attempts import AttemptId
 
 MEBIBYTE = 2**20
 STOP_FILE, PEER_GONE_FILE = "run/stop", "run/peer-gone"  # read by `tpufleet.runtime`
 SAVING_PREFIX = "saving."  # of files in `run`, of processes that write a checkpoint
 TOKEN_FILE, CERTIFICATES_FILE = "run/token", "run/ca.pem"
+# What programs keep on the disk of their host, such as emergency checkpoints: of one job, since
+# they are large.
+LOCAL, LOCAL_VARIABLE = "local", "TPUFLEET_LOCAL_DIR"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}")
 _MARKER = ".attempt"  # only folders that contain it are ever deleted
 
@@ -91,6 +96,27 @@ def delete_folders(folders: Iterable[Path]) -> None:
             deep_folders.delete(folder)
         except OSError as error:  # deleted after the next attempt
             threads.log(f"cannot delete {folder}: {error.strerror}")
+
+
+def lineage_folder(assignment: Assignment, parent: Path, kept: int = 1) -> Path:
+    """Of a job, and of those that resume it, which have its checkpoints. `kept`: of so many jobs;
+    those of others are deleted."""
+    lineage = f"{assignment.owner}\n{lineage_location(assignment)}"
+    name = hashlib.sha256(lineage.encode()).hexdigest()[:16]
+    folder = parent / name
+    folder.mkdir(parents=True, exist_ok=True)
+    used = parent / f"{name}.used"  # not in the folder: the job may change that
+    used.touch()
+    marks = sorted(parent.glob("*.used"), key=lambda path: path.stat().st_mtime)
+    for old in marks[:-kept]:
+        delete_folders([old.with_suffix("")])
+        old.unlink(missing_ok=True)
+    return folder
+
+
+def lineage_location(assignment: Assignment) -> str:
+    """Of the checkpoints, those of attempts that started over too."""
+    return re.sub(r"(/from-attempt-\d+)+/*$", "", assignment.checkpoint).rstrip("/")
 
 
 def over_limit(folder: Path, limit_bytes: int) -> str | None:

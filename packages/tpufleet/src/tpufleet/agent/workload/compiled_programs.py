@@ -16,7 +16,7 @@ from threading import Event
 
 from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
-from tpufleet.agent.workload import lineage_folders, untrusted_files
+from tpufleet.agent.workload import attempt_folder, untrusted_files
 from tpufleet.agent.workload.containment import Containment
 from tpufleet.agent.workload.environment_variables import SIMULATED_PLATFORM
 from tpufleet.errors import FleetError, NotFound
@@ -57,7 +57,7 @@ def variables(folder: Path, assignment: Assignment, environ: Mapping[str, str]) 
 def open_folder(assignment: Assignment, work_dir: Path, containment: Containment) -> Path:
     """On simulated slices one for all of them, elsewhere one on each host."""
     shared = containment.beside_checkpoint(assignment.checkpoint, FOLDER)
-    return shared or lineage_folders.open_folder(assignment, work_dir / FOLDER, KEPT_JOBS)
+    return shared or attempt_folder.lineage_folder(assignment, work_dir / FOLDER, KEPT_JOBS)
 
 
 def open_archives(
@@ -68,7 +68,7 @@ def open_archives(
     own = settings.platform != SIMULATED_PLATFORM or assignment.owned_by_admin
     if not own or not assignment.checkpoint.startswith(gcs.SCHEME):
         return None
-    bucket = Bucket(f"{lineage_folders.location(assignment)}/{ARCHIVES}")
+    bucket = Bucket(f"{attempt_folder.lineage_location(assignment)}/{ARCHIVES}")
     return ProgramArchives(bucket, folder, assignment.process_id)
 
 

@@ -26,7 +26,6 @@ from tpufleet.agent.workload import (
     environment_variables,
     exit_diagnosis,
     host_processes,
-    lineage_folders,
     processes,
     python_environment,
     step_process,
@@ -296,9 +295,11 @@ class Workload:
                     self.assignment, self._context.settings, self._compiled
                 )
             if self.assignment.image is None and not self._context.settings.scratch_limit_bytes:
-                self._local = lineage_folders.open_folder(
-                    self.assignment, self._context.settings.work_dir / lineage_folders.LOCAL
+                self._local = attempt_folder.lineage_folder(
+                    self.assignment, self._context.settings.work_dir / attempt_folder.LOCAL
                 )
+                for local in range(self.assignment.processes_per_host):
+                    (self._local / str(local)).mkdir(exist_ok=True)
                 shared.append(self._local)
             self._container = self._containment.open(
                 self.folder.path, self.assignment.checkpoint, shared
@@ -566,7 +567,7 @@ class Workload:
             kept = compiled_programs.variables(self._compiled, self.assignment, environ)
             environ = kept | environ
         if self._local is not None:
-            environ[lineage_folders.LOCAL_VARIABLE] = str(self._local)
+            environ[attempt_folder.LOCAL_VARIABLE] = str(self._local / str(local))
         return environ if python is None else environ | python.variables(environ)
 
     def _send_log(self, offset: int, data: bytes) -> int:
