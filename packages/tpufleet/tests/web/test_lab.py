@@ -161,6 +161,20 @@ def test_a_running_job_that_is_silent_says_for_how_long(page: Page, server: lab.
     expect(progress.last).to_have_text("no output for 25 min")
 
 
+def test_the_recovery_of_an_attempt_has_a_line_of_its_own(page: Page, server: lab.LabServer):
+    def with_recovery(route: Route) -> None:
+        detail = (answer := route.fetch()).json()
+        attempt = next(each for each in detail["attempts"] if each["message"])
+        parts = {"stop": 1.5, "slice": 8.5}
+        detail["recoveries"] = [{"attempt": attempt["number"], "seconds": 10.0, "parts": parts}]
+        route.fulfill(response=answer, json=detail)
+
+    page.route(re.compile(rf"/api/v1/jobs/{IDS['llama-7b-out-of-memory']}$"), with_recovery)
+    go(page, server, "failed-job")
+    expect(page.locator(".timeline")).to_contain_text("next step 10.0 s after the fault")
+    assert "\nnext step 10.0 s after the fault" in page.locator(".timeline").inner_text()
+
+
 def test_a_waiting_job_shows_zones_answers_and_prices(page: Page, server: lab.LabServer):
     go(page, server, "waiting-job")
     table = page.locator("table.sources")

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO
 
-import pathspec
-
 from tpufleet.errors import BadInput, Conflict, invalid, unreadable
 from tpufleet.model.job.snapshots import (
     EXECUTABLE,
@@ -34,6 +32,8 @@ from tpufleet.model.job.snapshots import (
 )
 
 if TYPE_CHECKING:
+    import pathspec
+
     from tpufleet.client.fleet import FleetClient
 
 DEFAULT_LIMIT = 100 * 2**20
@@ -42,7 +42,7 @@ IGNORE_FILES = (".tpuignore", ".gitignore")  # the first one that matches wins
 
 # (folder of the ignore file, its patterns), deepest first. For an ignore file above the snapshot:
 # a NUL, then the path from there down to the snapshot.
-Rules = tuple[tuple[str, pathspec.GitIgnoreSpec], ...]
+Rules = tuple[tuple[str, "pathspec.GitIgnoreSpec"], ...]
 _OUTSIDE = "\0"
 
 
@@ -182,6 +182,8 @@ def _rules_of(root: Path, prefix: str) -> Rules:
 
 
 def _patterns(lines: list[str], file: Path) -> pathspec.GitIgnoreSpec:
+    import pathspec  # not in servers and agents, which unpack only
+
     try:
         return pathspec.GitIgnoreSpec.from_lines(lines)
     except ValueError as error:

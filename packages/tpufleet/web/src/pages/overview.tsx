@@ -134,7 +134,7 @@ function Cost({ id, state, ended }: { id: string; state: string; ended: boolean 
   const spent = (kind: string) => sum((row) => row.badput[kind] ?? 0);
   const unknown = spent("unknown");
   const price = (row: CostRow) => row.usd_per_chip_hour ?? 0;
-  const kinds = Object.keys(BADPUT).filter((kind) => spent(kind) > 0);
+  const kinds = Object.keys(BADPUT).filter((kind) => spent(kind) > hours / 1000);
   const dollars = sum((row) => row.chip_hours * (row.usd_per_chip_hour ?? 0));
   const simulated = rows.some((row) => row.simulated);
   const unpriced = rows.some((row) => row.usd_per_chip_hour === null);
@@ -223,7 +223,7 @@ function Timeline({ detail, row }: { detail: JobDetail; row: JobRow }) {
                 {running ? <rect x={share(running)} width={Math.max(0.3, share(to) - share(running))} height="4" class={colour} /> : null}
               </svg>
               {each.message ? <span class="quiet">{each.message}</span> : null}
-              {recovery ? <span class="quiet">{recovered(recovery)}</span> : null}
+              {recovery ? <div class="quiet">{recovered(recovery)}</div> : null}
             </li>
           );
         })}

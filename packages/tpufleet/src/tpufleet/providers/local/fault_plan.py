@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import yaml
 from msgspec import Meta
 
 from tpufleet import schema
@@ -145,6 +144,8 @@ NO_FAULTS = FaultPlan()
 
 
 def load(path: Path) -> FaultPlan:
+    import yaml  # slow to import and rarely needed
+
     return parse(yaml.safe_load(path.read_text()) or {})
 
 
