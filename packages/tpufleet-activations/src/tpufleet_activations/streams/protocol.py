@@ -151,7 +151,7 @@ def receive(connection: socket.socket, most: int = MOST_HEADER) -> Received:
     if message.slot >= 0:
         return Received(message, None)
     data = np.empty(message.size, np.uint8)
-    _read_into(connection, memoryview(data))
+    _read_into(connection, data.data)
     return Received(message, data)
 
 
