@@ -137,7 +137,7 @@ def test_a_dataset_without_latents_is_refused(folder):
     "change, problem",
     [
         ({"width": 7}, "width 7"),
-        ({"metadata": {}}, "no TopK encoder"),
+        ({"metadata": {}}, "no usable TopK encoder"),
         ({"metadata": {"k": "1000"}}, "1000 of 96"),
         ({"names": ("weight", "bias")}, "W_enc"),
     ],

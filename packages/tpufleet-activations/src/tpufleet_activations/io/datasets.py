@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tpufleet_activations.io import dtypes
 from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.dataset_reader import Dataset as Dataset
 from tpufleet_activations.io.loaders import ShuffledBatches as ShuffledBatches
+from tpufleet_activations.io.loaders import as_torch as as_torch
 from tpufleet_activations.io.loaders import hugging_face_dataset as hugging_face_dataset
 from tpufleet_activations.io.loaders import torch_dataset as torch_dataset
 from tpufleet_activations.io.shuffling import shuffled_batches as shuffled_batches
@@ -20,16 +20,6 @@ from tpufleet_activations.io.site_statistics import site_statistics as site_stat
 def open_dataset(url: str) -> Dataset:
     """The dataset in a folder or bucket, as committed at the time of the call."""
     return Dataset(open_storage(url))
-
-
-def as_torch(values: np.ndarray) -> Any:
-    """A torch tensor with the same bits, also for bfloat16, which torch cannot take from numpy."""
-    import torch
-
-    values = np.array(values)  # torch needs writable memory
-    if values.dtype == dtypes.NUMPY_DTYPES["BF16"]:
-        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(values)
 
 
 def as_jax(values: np.ndarray) -> Any:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from tpufleet.errors import not_installed
 from tpufleet_activations.io import dtypes, shards
 from tpufleet_activations.io.dataset_reader import Dataset
@@ -47,6 +49,16 @@ class ShuffledBatches:
         )
 
 
+def as_torch(values: np.ndarray) -> Any:
+    """A torch tensor with the same bits, also for bfloat16, which torch cannot take from numpy."""
+    import torch
+
+    values = np.array(values)  # torch needs writable memory
+    if values.dtype == dtypes.NUMPY_DTYPES["BF16"]:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
 def torch_dataset(batches: ShuffledBatches) -> Any:
     """A `torch.utils.data.IterableDataset` of dictionaries of tensors, which are batches already:
     give it to `DataLoader(…, batch_size=None)`."""
@@ -56,8 +68,6 @@ def torch_dataset(batches: ShuffledBatches) -> Any:
 @lru_cache(1)
 def _torch_class() -> Any:
     from torch.utils.data import IterableDataset
-
-    from tpufleet_activations.io.datasets import as_torch
 
     class TorchBatches(IterableDataset):  # type: ignore[misc,type-arg]  # torch is optional
         def __init__(self, batches: ShuffledBatches):

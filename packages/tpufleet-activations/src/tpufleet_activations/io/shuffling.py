@@ -83,18 +83,8 @@ def shuffled_batches(
     raised. Without `labelled`, tokens, positions and samples are not read, and empty.
     """
     sites = [sites] if isinstance(sites, str) else sites
-    for name, value, least in (
-        ("batch", batch, 1),
-        ("block", block, 1),
-        ("blocks_in_memory", blocks_in_memory, 1),
-        ("world_size", world_size, 1),
-        ("skip", skip, 0),
-        ("seed", seed, 0),
-        ("rank", rank, 0),
-    ):
-        if value < least or (name == "rank" and rank >= world_size):
-            below = f", below world_size {world_size}" if name == "rank" else ""
-            raise BadInput(f"{name} is {value}, expected at least {least}{below}")
+    sizes = {"batch": batch, "block": block, "blocks_in_memory": blocks_in_memory}
+    check_order(sizes, {"skip": skip, "seed": seed}, rank, world_size)
     for site in sites:
         if site not in dataset.sites:
             raise dataset.missing_site_error(site)
@@ -112,6 +102,17 @@ def shuffled_batches(
         RowReader(dataset, tuple(sites), batch, labelled),
         _rounds(blocks, random, batch, blocks_in_memory, skip),
     )
+
+
+def check_order(
+    sizes: Mapping[str, int], numbers: Mapping[str, int], rank: int, world_size: int
+) -> None:
+    """Sizes are at least 1, and numbers at least 0."""
+    least = dict.fromkeys({**sizes, "world_size": world_size}, 1)
+    for name, value in {**sizes, **numbers, "world_size": world_size, "rank": rank}.items():
+        if value < least.get(name, 0) or (name == "rank" and rank >= world_size):
+            below = f", below world_size {world_size}" if name == "rank" else ""
+            raise BadInput(f"{name} is {value}, expected at least {least.get(name, 0)}{below}")
 
 
 class Round(NamedTuple):

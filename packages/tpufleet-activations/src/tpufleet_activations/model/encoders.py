@@ -63,7 +63,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
         tensors["W_enc"] = tensors["encoder.weight"].T
         tensors["b_enc"] = tensors.get("encoder.bias", tensors.get("b_enc"))
     if tensors.get("W_enc") is None or tensors.get("b_enc") is None:
-        raise BadInput(f"{path} has no W_enc and b_enc; its tensors are {', '.join(tensors)}")
+        raise _no_encoder(path)
     width = len(tensors["W_enc"])
     chosen = {"W_enc": tensors["W_enc"], "b_enc": tensors["b_enc"]}
     chosen["b_dec"] = tensors.get("b_dec", np.zeros(width, np.float32))
@@ -103,12 +103,18 @@ def _k(path: Path) -> int:
     _, metadata = _read(path)
     config = path.with_name("cfg.json")
     settings = json.loads(config.read_text()) if config.exists() else {}
-    if settings.get("normalize_activations") not in (None, "none"):
-        raise BadInput(f"{config}: activations that are normalized before are not implemented")
     k = metadata.get("k", settings.get("k"))
-    if k is None or not str(k).isdigit():
-        raise BadInput(f"{path} is no TopK encoder: neither its metadata nor cfg.json has k")
+    normalized = settings.get("normalize_activations") not in (None, "none")
+    if normalized or k is None or not str(k).isdigit():
+        raise _no_encoder(path)
     return int(k)
+
+
+def _no_encoder(path: Path) -> BadInput:
+    return BadInput(
+        f"{path} is no usable TopK encoder: it needs W_enc and b_enc, and its metadata or "
+        "cfg.json k, without normalize_activations"
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -14,10 +14,17 @@ import stat
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NoReturn
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput, cannot_listen, missing, optional_packages, readable_by_others
+from tpufleet.errors import (
+    BadInput,
+    cannot_listen,
+    invalid,
+    missing,
+    optional_packages,
+    readable_by_others,
+    unreadable,
+)
 
 CERTIFICATE, KEY, TOKEN = "cert.pem", "key.pem", "token"
 VALID = timedelta(days=3650)
@@ -46,12 +53,8 @@ def parse(text: str) -> Address:
         if parts.scheme == "tcp" and parts.hostname and parts.port is not None:
             return Address(host=parts.hostname, port=parts.port)
     except ValueError:
-        _invalid(text)
-    _invalid(text)
-
-
-def _invalid(text: str) -> NoReturn:
-    raise BadInput(f"invalid address {text!r}; expected unix:/path or tcp://host:port")
+        parts = None  # such as a port that is too large
+    raise invalid(text, "an address", "unix:/path or tcp://host:port")
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Credentials:
         try:
             context.load_cert_chain(self._file(CERTIFICATE), self._file(KEY))
         except ssl.SSLError as error:
-            raise BadInput(f"{self.folder} has no valid certificate: {error}") from error
+            raise unreadable(self.folder / CERTIFICATE, error) from error
         return context
 
     def client_context(self) -> ssl.SSLContext:
@@ -83,7 +86,7 @@ class Credentials:
         try:
             context.load_verify_locations(self._file(CERTIFICATE))
         except ssl.SSLError as error:
-            raise BadInput(f"{self.folder} has no valid certificate: {error}") from error
+            raise unreadable(self.folder / CERTIFICATE, error) from error
         return context
 
     def create_missing(self) -> None:

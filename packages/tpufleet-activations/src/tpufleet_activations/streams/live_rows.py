@@ -22,8 +22,6 @@ import numpy as np
 
 from tpufleet.backoff import Backoff
 from tpufleet.errors import (
-    BadInput,
-    Conflict,
     FleetError,
     NoAnswer,
     NotFound,
@@ -201,7 +199,7 @@ class LiveRows:
             if self._connection is not None:
                 self._connection.close()
             with self._changed:
-                self._error = self._error or BadInput("the stream is closed")
+                self._error = self._error or protocol.Closed()
                 self._changed.notify_all()
 
     def _receive_all(self, connection: _Connection) -> None:
@@ -252,16 +250,14 @@ class LiveRows:
         if isinstance(message, protocol.Refused):
             raise _refusal(message)
         if not isinstance(message, protocol.Rows | protocol.UnitEnd):
-            raise protocol.BrokenFrame(f"unexpected {type(message).__name__}")
+            raise protocol.BrokenFrame(message)
         self._backoff.succeeded()
         self._broken = 0
         own = self._units.get(message.unit)
         expected = None if own is None or own.complete else own.received
         first = message.row if isinstance(message, protocol.Rows) else message.rows
         if own is None or first != expected:
-            raise protocol.BrokenFrame(
-                f"rows of unit {message.unit} from {first} on, expected {expected}"
-            )
+            raise protocol.BrokenFrame(message)
         if isinstance(message, protocol.UnitEnd):
             with self._changed:
                 own.complete = True
@@ -271,7 +267,7 @@ class LiveRows:
             data = self._copy_slot(connection, message)
         chunk = Chunk(message.row, message.unpack(data), message.count)
         if not {*self._hello.sites, SAMPLES, shards.TOKENS, shards.POSITIONS} <= set(chunk.tensors):
-            raise protocol.BrokenFrame(f"rows of unit {message.unit} lack tensors")
+            raise protocol.BrokenFrame(message)
         with self._changed:
             own.chunks.append(chunk)
             own.received += message.count
@@ -282,7 +278,7 @@ class LiveRows:
         start = message.slot * connection.slot_bytes
         memory = connection.memory
         if memory is None or message.size > connection.slot_bytes or start >= len(memory):
-            raise protocol.BrokenFrame(f"no slot {message.slot} of {message.size:,} bytes")
+            raise protocol.BrokenFrame(message)
         data = np.frombuffer(memory, np.uint8, message.size, start).copy()
         protocol.send(connection.socket, protocol.Free(slot=message.slot))
         return data
@@ -319,12 +315,12 @@ class LiveRows:
             if self._hello.shared_memory:
                 answer, descriptors, _, _ = socket.recv_fds(opened, 1, 1)
                 if not answer:
-                    raise ConnectionResetError("the connection was closed")
+                    raise protocol.Closed
             welcome = protocol.receive(opened).message
             if isinstance(welcome, protocol.Refused):
                 raise _refusal(welcome)
             if not isinstance(welcome, protocol.Welcome):
-                raise protocol.BrokenFrame(f"unexpected {type(welcome).__name__}")
+                raise protocol.BrokenFrame(welcome)
             opened.settimeout(None)
             self._use_plan(plans.from_json(welcome.plan))
             return _Connection(opened, _map(descriptors, welcome), welcome.slot_bytes)
@@ -335,7 +331,7 @@ class LiveRows:
     def _use_plan(self, plan: plans.ExtractionPlan) -> None:
         if self.plan is not None and self.plan.identity != plan.identity:
             changes = "; ".join(plans.differences(self.plan, plan))
-            raise Conflict(f"{self._address} extracts another plan than before: {changes}")
+            raise plans.other_dataset(self._address, changes)
         self.plan = plan
 
     def _no_answer(self, error: object) -> NoAnswer:

@@ -108,8 +108,17 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class BrokenFrame(ConnectionError):
-    """What arrived is not a frame: the other side is no extractor or reader, or of another
-    version."""
+    """The other side is no extractor or reader, or of another version."""
+
+    def __init__(self, evidence: object):
+        super().__init__(f"not what a stream of activations sends: {evidence}"[:500])
+
+
+class Closed(ConnectionResetError):
+    """By the other side, perhaps in the middle of a frame."""
+
+    def __init__(self) -> None:
+        super().__init__("the connection was closed")
 
 
 class Received(NamedTuple):
@@ -125,25 +134,24 @@ def send(connection: socket.socket, message: Message, views: Sequence[memoryview
 
 
 def receive(connection: socket.socket, most: int = MOST_HEADER) -> Received:
-    """The next message. Raises ConnectionError if the other side has closed the connection, also
-    in the middle of a frame."""
+    """The next message. Raises Closed or BrokenFrame."""
     magic, size = _HEADER.unpack(_read(connection, _HEADER.size))
     if magic != _MAGIC or size > most:
-        raise BrokenFrame("not a frame of a stream of activations")
+        raise BrokenFrame((magic, size))
     try:
         message = _decoder.decode(_read(connection, size))
     except msgspec.DecodeError as error:
-        raise BrokenFrame(f"not a message of a stream of activations: {error}") from error
+        raise BrokenFrame(error) from error
     if not isinstance(message, Rows):
         return Received(message, None)
     widths = [width for _, _, width in message.tensors]
     known = all(dtype in dtypes.NUMPY_DTYPES for _, dtype, _ in message.tensors)
     if min([message.count, *widths], default=0) < 0 or not known or message.size > MOST_ROW_BYTES:
-        raise BrokenFrame(f"rows of unit {message.unit} have an impossible size")
+        raise BrokenFrame(message)
     if message.slot >= 0:
         return Received(message, None)
     data = np.empty(message.size, np.uint8)
-    _read_into(connection, memoryview(data))
+    _read_into(connection, data.data)
     return Received(message, data)
 
 
@@ -183,5 +191,5 @@ def _read_into(connection: socket.socket, view: memoryview) -> None:
     while view:
         done = connection.recv_into(view)
         if not done:
-            raise ConnectionResetError("the connection was closed")
+            raise Closed
         view = view[done:]

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpufleet.errors import BadInput, Conflict
+from tpufleet.errors import Conflict, unreadable
 from tpufleet_activations.io import dtypes
 from tpufleet_activations.io.dataset_reader import Dataset, RowSpan
 from tpufleet_activations.io.datasets import open_dataset
-from tpufleet_activations.io.shuffling import Round, RowBatch, RowReader, read_rounds
+from tpufleet_activations.io.shuffling import Round, RowBatch, RowReader, check_order, read_rounds
 from tpufleet_activations.streams.live_rows import LiveRows
 
 BUFFER = 65_536  # rows
@@ -50,16 +50,7 @@ def stream(
     the batches that were taken then. After `patience` seconds without an extractor it fails.
     """
     names = tuple([sites] if isinstance(sites, str) else sites)
-    for name, value, least in (
-        ("batch", batch, 1),
-        ("seed", seed, 0),
-        ("buffer", buffer, 1),
-        ("world_size", world_size, 1),
-        ("rank", rank, 0),
-    ):
-        if value < least or (name == "rank" and rank >= world_size):
-            below = f", below world_size {world_size}" if name == "rank" else ""
-            raise BadInput(f"{name} is {value}, expected at least {least}{below}")
+    check_order({"batch": batch, "buffer": buffer}, {"seed": seed}, rank, world_size)
     opened: Dataset | LiveRows
     if isinstance(source, str) and source.startswith(("unix:", "tcp:")):
         opened = LiveRows(
@@ -113,7 +104,7 @@ class Position:
         try:
             moved = Position(**saved)
         except TypeError as error:
-            raise BadInput(f"invalid position: {error}") from error
+            raise unreadable("the position", error) from error
         for name in ("plan", "seed", "batch", "buffer", "rank", "world_size"):
             if getattr(moved, name) != getattr(self, name):
                 raise Conflict(

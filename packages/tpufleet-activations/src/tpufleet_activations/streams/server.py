@@ -143,7 +143,7 @@ class StreamServer:
         """None if it was refused."""
         hello = protocol.receive(opened, protocol.MOST_FIRST_HEADER).message
         if not isinstance(hello, protocol.Hello):
-            raise protocol.BrokenFrame(f"unexpected {type(hello).__name__}")
+            raise protocol.BrokenFrame(hello)
         shared = hello.shared_memory and bool(self._path)
         if (refused := self._refusal(hello)) is not None:
             if shared:
@@ -184,7 +184,7 @@ class StreamServer:
             elif isinstance(message, protocol.Request) and reader.may_ask(message, self._plan):
                 self._requests.put((reader, message))
             else:
-                raise protocol.BrokenFrame(f"unexpected {message}")
+                raise protocol.BrokenFrame(message)
 
 
 class _Reader:
