@@ -33,8 +33,9 @@ PROGRAMS = {
 }
 # Of examples: without end, and rows for the chips of two slices.
 EXAMPLE_ARGUMENTS = ("steps=1000000", "every=10", "pause=0.2", "batch=32")
-PATIENCE = 600.0
+PATIENCE = 900.0
 HUNG_AFTER = 30.0  # longer than the import of JAX in all processes at once
+EXAMPLE_HUNG_AFTER = 180.0  # longer than compiling in all processes at once
 BY_PROGRAM = {"process crash": "crash", "out of memory": "memory", "hang": "hang"}
 BY_PROVIDER = {
     "host killed": "kill-host",
@@ -99,7 +100,7 @@ def running_job(
         "accelerator": accelerator,
         "slices": 2 if kind == "one slice of two lost" else 1,
         "grace": f"{grace}s",
-        "hung_after": f"{HUNG_AFTER:g}s",
+        "hung_after": f"{EXAMPLE_HUNG_AFTER if example else HUNG_AFTER:g}s",
         "crash_loop": 1000,
         "retries": {"failure": 1000, "memory": 1000, "hang": 1000},
         "env": {"TRACE": str(folder), "STEP_SECONDS": "0.2", "SAVE_EVERY": "10"},
