@@ -92,7 +92,7 @@ def storm(seed: int, per_zone: int, switches: Switches) -> ComputeFaultPlan:
     )
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("jobs", "seed", "switches"),
     [

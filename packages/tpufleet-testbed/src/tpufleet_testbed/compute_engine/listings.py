@@ -87,7 +87,7 @@ def partial(found: Any, selector: str) -> Any:
     for part in parts:
         match = re.fullmatch(r"(\w+)(?:/(.+)|\((.+)\))?", part)
         if match is None or not isinstance(found, Mapping) or ",".join(parts) != selector:
-            raise invalid_field("fields", selector, "Invalid field selection.")
+            raise invalid_field("fields", selector)
         inner = match[2] or match[3]
         if match[1] in found:
             shown[match[1]] = partial(found[match[1]], inner) if inner else found[match[1]]

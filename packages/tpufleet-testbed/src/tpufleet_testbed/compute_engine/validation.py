@@ -35,6 +35,7 @@ URL = re.compile(
     r"(?:projects/(?P<project>[^/]+)/)?(?P<scope>global|(?:zones|regions)/[^/]+)/(?P<kind>\w+)/"
     r"(?P<name>[^/]+(?:/[^/]+)?)"
 )
+UNSUPPORTED = "Unsupported TPU configuration"
 MODELS = ("STANDARD", "SPOT", "FLEX_START", "RESERVATION_BOUND")
 _DURATION = catalog.LIMITS["run_duration"]
 
@@ -96,7 +97,7 @@ def workload_policy(body: Mapping[str, Any], switches: Switches) -> dict[str, An
     if topology and switches.bad_topology == "policy":
         known = any(topology in each.topologies for each in catalog.machines().values())
         if not known:
-            raise invalid("Unsupported TPU configuration")
+            raise invalid(UNSUPPORTED)
     mode = policy.get("acceleratorTopologyMode")
     if mode not in (None, "AUTO_CONNECT", "PROVISION_ONLY") or (mode and not topology):
         raise invalid_field(f"{field}.acceleratorTopologyMode", mode)
@@ -289,7 +290,7 @@ def group(
     if topology and machine is not None and switches.bad_topology == "call":
         chips = int(body.get("targetSize", 0)) * machine.chips
         if topology not in machine.topologies or chips not in (0, catalog.chips_of(topology)):
-            raise invalid("Unsupported TPU configuration")
+            raise invalid(UNSUPPORTED)
 
 
 def group_fields(body: Mapping[str, Any]) -> None:
