@@ -146,13 +146,13 @@ def parse(kind: type[T], document: Any, *, path: str = "", lax: bool = False) ->
 
 
 def parse_fields(
-    kind: type, document: Any, *, path: str = "", lax: bool = False
+    kind: type, document: Any, *, lax: bool = False
 ) -> tuple[dict[str, Any], list[Problem]]:
     """The valid fields by attribute, and all errors. Without `check`."""
     run = _Run(lax)
     node = _node(kind)
     assert isinstance(node, _StructNode)
-    return node.values(run, path, document), run.problems
+    return node.values(run, "", document), run.problems
 
 
 def check(meta: msgspec.Meta, value: Any) -> Any:

@@ -41,9 +41,9 @@ class CodeSubmissions:
             reference.create(fields, **CALL_OPTIONS)
         return reference.id
 
-    def list_newest(self, count: int = 10) -> list[Row]:
+    def list_newest(self) -> list[Row]:
         with translate_errors():
-            query = self._documents.order_by("created_at", direction="DESCENDING").limit(count)
+            query = self._documents.order_by("created_at", direction="DESCENDING").limit(10)
             return [_row(snapshot) for snapshot in query.stream(**CALL_OPTIONS)]
 
     def show(self, document_id: str) -> Row:

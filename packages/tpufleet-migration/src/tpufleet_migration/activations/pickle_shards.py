@@ -189,14 +189,14 @@ def _write(
     }
 
 
-def build_checkpoint(dataset: datasets.Dataset, worker: int = 0) -> dict[str, Any]:
+def build_checkpoint(dataset: datasets.Dataset) -> dict[str, Any]:
     """The older checkpoint's keys, derived from the commits. Only a report: nothing resumes from
     it."""
     done = list(dataset)
     stored = sum(not dataset.metadata(sample).get("skipped") for sample in done)
     status: dict[str, Any] = {"status": "completed"} if dataset.complete else {}
     return {
-        "worker_id": worker,
+        "worker_id": 0,
         "last_processed_sample_idx": _last_in_order(done),
         "total_samples_processed": stored,
         "total_shards": len(dataset.commits),

@@ -59,10 +59,8 @@ class ProjectState:
 
 
 class ProjectApi:
-    def __init__(
-        self, state: ProjectState | None = None, engine: ComputeEngine | None = None, port: int = 0
-    ) -> None:
-        self.state = state or ProjectState()
+    def __init__(self, engine: ComputeEngine | None = None, port: int = 0) -> None:
+        self.state = ProjectState()
         self.compute = ComputeApi()
         self.tpus = ComputeRest(
             engine or ComputeEngine(SystemClock()),

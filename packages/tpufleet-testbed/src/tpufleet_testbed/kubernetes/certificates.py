@@ -18,11 +18,11 @@ class OpensslMissing(FleetError, Permanent):
 API_SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
 
 
-def write_all_certificates(folder: Path, *, names: tuple[str, ...] = API_SERVER_NAMES) -> None:
+def write_all_certificates(folder: Path) -> None:
     """All keys and certificates of one control plane."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     create_authority(folder)
-    alt_names = [*(f"DNS:{name}" for name in names), "IP:127.0.0.1", "IP:10.96.0.1"]
+    alt_names = [*(f"DNS:{name}" for name in API_SERVER_NAMES), "IP:127.0.0.1", "IP:10.96.0.1"]
     issue_certificate(folder, "server", "/CN=kube-apiserver", alt_names)
     issue_certificate(folder, "admin", "/O=system:masters/CN=admin", ["DNS:admin"])
     _openssl("genrsa", "-out", folder / "sa.key", "2048")

@@ -287,13 +287,9 @@ class FleetClient:
         self,
         *,
         pool: str | None = None,
-        accelerator: str | None = None,
-        zone: str | None = None,
         owner: str | None = None,
     ) -> tuple[api.QueueEntry, ...]:
-        page = self._get(
-            "/queue", api.QueuePage, pool=pool, type=accelerator, zone=zone, owner=owner
-        )
+        page = self._get("/queue", api.QueuePage, pool=pool, owner=owner)
         return page.entries
 
     def move_in_queue(

@@ -43,8 +43,8 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     error: FleetError | None = None
 
 
-def thread_executor(workers: int = 64) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=workers, thread_name_prefix="provider")
+def thread_executor() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=64, thread_name_prefix="provider")
 
 
 class ProviderCalls:

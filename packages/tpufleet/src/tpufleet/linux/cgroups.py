@@ -105,11 +105,11 @@ class Cgroup:
             return  # the group is gone
 
 
-def own_cgroup(proc: Path = Path("/proc/self")) -> Cgroup | None:
+def own_cgroup() -> Cgroup | None:
     """The group of this process in the version 2 tree; None when the host has no such tree."""
     try:
-        mounts = (proc / "mountinfo").read_text().splitlines()
-        groups = (proc / "cgroup").read_text().splitlines()
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return None
     inside = next((line[3:] for line in groups if line.startswith("0::/")), None)

@@ -60,14 +60,11 @@ def build(
     *,
     arguments: Mapping[str, str] = CPU_ONLY,
     progress: Progress = lambda message: None,
-    root: Path | None = None,
 ) -> Image:
     """The image of a checkout; unchanged stages and layers come from the cache."""
     context = context or source_checkout()
     text = (context / CONTAINERFILE).read_text()
-    builder = _Builder(
-        context, containerfile.parse(text, arguments), root or cache_root(), progress
-    )
+    builder = _Builder(context, containerfile.parse(text, arguments), cache_root(), progress)
     builder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with binaries.exclusive_lock(builder.root / "lock", progress):
         return builder.image()

@@ -32,9 +32,9 @@ def searchable_values(step: int | None, values: dict[str, float] | None) -> dict
     return {name: float(value) for name, value in kept[:MAX_METRICS]}
 
 
-def surplus_points(points: Sequence[MetricPoint], limit: int = MAX_POINTS) -> list[MetricPoint]:
+def surplus_points(points: Sequence[MetricPoint]) -> list[MetricPoint]:
     """Points to drop from a series, oldest first, so that every second one is left. The first and
     the last are kept."""
-    if len(points) <= limit:
+    if len(points) <= MAX_POINTS:
         return []
     return list(points[1:-1:2])

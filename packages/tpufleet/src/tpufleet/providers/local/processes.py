@@ -31,6 +31,7 @@ MARKER_VARIABLE = HOST_MARKER_VARIABLE
 # Start times are floats of whole clock ticks (10 ms). A PID is not reused within this time: all
 # other PIDs would have to be used first.
 START_TIME_TOLERANCE = 0.05
+CGROUPS_DIE_WITHIN = 5.0  # seconds
 RECHECK_AFTER = 0.5  # seconds for which a process is assumed to be alive still
 
 
@@ -184,15 +185,15 @@ class Processes:
             if child.poll() is not None:
                 self._children.pop(pid, None)
 
-    def kill_cgroups(self, groups: Sequence[Cgroup], within: float = 5.0) -> list[Cgroup]:
+    def kill_cgroups(self, groups: Sequence[Cgroup]) -> list[Cgroup]:
         """Kill and remove them. A machine dies all at once, so they are frozen first. Returns those
-        with processes that are still alive after `within` seconds."""
+        with processes that are still alive after a while."""
         existing = [group for group in groups if group.exists]
         for group in existing:
             group.freeze(True)
         for group in existing:
             group.kill()
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + CGROUPS_DIE_WITHIN
         left = [
             group
             for group in existing

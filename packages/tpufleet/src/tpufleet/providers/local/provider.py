@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 AGENT = (sys.executable, "-m", "tpufleet", "agent")
 POLL_EVERY = timedelta(seconds=1)
+STOP_WITHIN = timedelta(seconds=20)
 ZONE = re.compile(r"[a-z]+(-[a-z0-9]+)+")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -61,7 +62,6 @@ class LocalProvider:
         stock: Stock = UNLIMITED,
         plan: FaultPlan = NO_FAULTS,
         notice_period: timedelta = timedelta(seconds=30),
-        zones: Sequence[str] = ("local-a",),
         hidden: Sequence[Path] = (),
         job_user: str | None = None,
         member_job_user: str | None = None,
@@ -74,7 +74,7 @@ class LocalProvider:
         owner is no admin. `containers`: jobs may use images. `inherit`: variables of the server's
         environment that they get. `jobs`: what holds for them, for people."""
         self.jobs = jobs
-        self.zones: Sequence[str] = tuple(zones)
+        self.zones: Sequence[str] = ("local-a",)
         self._records = SliceRecords(Path(root))
         self._clock = clock or SystemClock()
         self._hosts = SimulatedHosts(
@@ -174,13 +174,13 @@ class LocalProvider:
             self._hosts.sweep()
         self._notify()
 
-    def release_all(self, within: timedelta = timedelta(seconds=20)) -> None:
+    def release_all(self, within: timedelta = STOP_WITHIN) -> None:
         """Release every slice, and return when no process is left."""
         for record in self._records.all():
             self.release(record.id, record.zone)
         self._sweep_until(lambda: not self._records.all(), within)
 
-    def stop_all(self, reason: str, within: timedelta = timedelta(seconds=20)) -> int:
+    def stop_all(self, reason: str) -> int:
         """Kill the processes of every slice, and return how many slices had any. The records stay,
         for the next server to read why: then it releases them."""
         with self._records.lock():
@@ -189,7 +189,7 @@ class LocalProvider:
             with_processes = self._with_processes(remaining)
             for record in remaining:
                 self._records.save(replace(record, failed=reason, swept=False))
-        self._sweep_until(lambda: all(each.swept for each in self._records.all()), within)
+        self._sweep_until(lambda: all(each.swept for each in self._records.all()), STOP_WITHIN)
         return len(with_processes)
 
     def _with_processes(self, records: Sequence[SliceRecord]) -> list[SliceRecord]:

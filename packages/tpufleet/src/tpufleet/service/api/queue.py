@@ -6,7 +6,6 @@ from tpufleet.model.api_types import JobRow, QueueMove, QueuePage
 from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
-from tpufleet.model.tpu import type_lookup
 from tpufleet.service.jobs import job_queue, queries
 from tpufleet.service.transport.routing import ApiCall, Param, Router
 
@@ -18,20 +17,15 @@ router = Router()
     Role.VIEWER,
     params=(
         Param("pool", "pool name"),
-        Param("type", "TPU type"),
-        Param("zone", "jobs that may run in this zone"),
         Param("owner", "user name"),
     ),
 )
 def list_queue(call: ApiCall) -> QueuePage:
     """Waiting jobs in order, what each is behind, and when it starts."""
-    kind = call.query_text("type")
     return job_queue.queue_page(
         call.store,
         call.now,
         pool=call.query_text("pool"),
-        accelerator=type_lookup.find(kind).name if kind is not None else None,
-        zone=call.query_text("zone"),
         owner=call.query_text("owner"),
     )
 

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 RETENTION = timedelta(minutes=10)
 # Per host and not per slice, because a profile of all hosts is one command for each.
 MAX_PENDING_PER_HOST = 20
+REFRESH_SECONDS = 1.0
 # Of commands that need no more results, the newest are kept: all are read every second.
 MAX_KEPT_PER_HOST = 50
 
@@ -181,9 +182,9 @@ class HostCommandQueue:
     def _slices_of(self, sent: Iterable[SentHostCommand]) -> dict[SliceId, TpuSlice | None]:
         return {slice_id: self._store.slice(slice_id) for slice_id in {e.slice_id for e in sent}}
 
-    async def refresh_forever(self, clock: Clock, every: float = 1.0) -> None:
+    async def refresh_forever(self, clock: Clock) -> None:
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(REFRESH_SECONDS)
             try:
                 await HEARTBEATS.run(self.refresh, clock.now())
             except Exception as error:

@@ -71,8 +71,6 @@ def queue_page(
     now: datetime,
     *,
     pool: str | None = None,
-    accelerator: str | None = None,
-    zone: str | None = None,
     owner: str | None = None,
 ) -> QueuePage:
     ledger = usage_ledger(store)
@@ -107,13 +105,8 @@ def queue_page(
             )
     wanted = [
         entry
-        for job, entry in zip(
-            [job for queue in queues.values() for job in queue], entries, strict=True
-        )
-        if (pool is None or job.spec.pool == pool)
-        and (accelerator is None or job.spec.accelerator == accelerator)
-        and (zone is None or not job.spec.zones or zone in job.spec.zones)
-        and (owner is None or job.owner == owner)
+        for entry in entries
+        if pool in (None, entry.job.pool) and owner in (None, entry.job.owner)
     ]
     return QueuePage(entries=tuple(wanted))
 

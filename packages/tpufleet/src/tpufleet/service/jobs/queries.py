@@ -27,6 +27,7 @@ from tpufleet.stores.base import EventQuery, JobQuery, Store
 
 LAST = "@last"
 BY_ID = "@"  # before an id: that job, whatever others are named
+_MAX_CACHED_ROWS = 50_000  # of about 0.5 kB
 _RECENT_JOBS = 1000  # of one user, searched for default names
 
 
@@ -129,8 +130,7 @@ class EndedJobRows:
     """Cached rows of ended jobs, which are the bulk of a long listing. They only change by an edit,
     and then the store returns another object."""
 
-    def __init__(self, max_rows: int = 50_000) -> None:
-        self._max_rows = max_rows  # a row takes about 0.5 kB
+    def __init__(self) -> None:
         self._rows: dict[JobId, tuple[Job, JobRow]] = {}
 
     def rows(self, store: Store, jobs: Sequence[Job]) -> list[JobRow]:
@@ -139,7 +139,7 @@ class EndedJobRows:
         fresh = [job for job in jobs if job.id not in known or known[job.id][0] is not job]
         rows = {row.id: row for row in job_rows(store, fresh)}
         ordered = [rows.get(job.id) or known[job.id][1] for job in jobs]
-        if len(known) + len(fresh) > self._max_rows:
+        if len(known) + len(fresh) > _MAX_CACHED_ROWS:
             known = self._rows = {}
         known.update((job.id, (job, rows[job.id])) for job in fresh if job.ended)
         return ordered

@@ -4,7 +4,6 @@ refused. When the entry cannot be written, the request fails."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -44,9 +43,8 @@ class AuditLog:
     """Entries are kept forever, so each user causes a limited number of them: beyond that, requests
     that would be entered are refused. What admins do to others is always entered."""
 
-    def __init__(self, store: Store, now: Callable[[], datetime] = monotonic_now) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._now = now
         self._lock = threading.Lock()
         self._buckets: dict[str, TokenBucket] = {}
 
@@ -54,7 +52,7 @@ class AuditLog:
         """Before something is done or refused that a user can repeat at will."""
         with self._lock:
             bucket, wait = rate_limits.take(
-                self._buckets.get(user), rate_limits.AUDITED_PER_USER, self._now()
+                self._buckets.get(user), rate_limits.AUDITED_PER_USER, monotonic_now()
             )
             self._buckets[user] = bucket
         if wait is not None:

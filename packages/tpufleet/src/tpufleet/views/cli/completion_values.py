@@ -134,16 +134,16 @@ BY_PARAMETER: dict[str, click.ParamType] = {
 
 # By command and parameter, where the name of the parameter says little.
 _BY_COMMAND: dict[str, click.ParamType] = {
-    name: CompletedName(name.rpartition(" ")[2], candidates)
+    name: CompletedName(name.rpartition(".")[2], candidates)
     for candidates, names in {
-        views: ("config view delete name",),
-        aliases: ("config alias delete name",),
-        folders: ("run folder", "config dir get number", "config dir delete number"),
-        settings: ("config get key", "config set key", "config reset keys"),
-        reservations: ("reserve extend reservation",),
-        released: ("reserve end name",),
-        inventory: ("inventory set name",),
-        channels: ("notify delete name", "notify test name"),
+        views: ("config view delete.name",),
+        aliases: ("config alias delete.name",),
+        folders: ("run.folder", "config dir get.number", "config dir delete.number"),
+        settings: ("config get.key", "config set.key", "config reset.keys"),
+        reservations: ("reserve extend.reservation",),
+        released: ("reserve end.name",),
+        inventory: ("inventory set.name",),
+        channels: ("notify delete.name", "notify test.name"),
     }.items()
     for name in names
 }
@@ -153,7 +153,7 @@ def add_to(command: click.Command, path: str) -> None:
     """Propose values for the plain text parameters of this command and its subcommands."""
     for parameter in command.params:
         name = parameter.name or ""
-        proposed = _BY_COMMAND.get(f"{path} {name}") or BY_PARAMETER.get(name)
+        proposed = _BY_COMMAND.get(f"{path}.{name}") or BY_PARAMETER.get(name)
         if proposed is not None and parameter.type in (click.STRING, click.UNPROCESSED):
             parameter.type = proposed
     if isinstance(command, click.Group):

@@ -114,9 +114,7 @@ def code_lines(comparison: Comparison, diff: bool) -> Iterator[str]:
                 yield f"  {text.one_line(code.message)}"
 
 
-def plot_lines(
-    series: Sequence[MetricSeries], wanted: Sequence[str] = (), width: int = 64
-) -> Iterator[str]:
+def plot_lines(series: Sequence[MetricSeries], wanted: Sequence[str] = ()) -> Iterator[str]:
     """Curves of the wanted metrics, or of the first ones."""
     known = list(
         dict.fromkeys(name for each in series for point in each.points for name in point.values)
@@ -127,7 +125,7 @@ def plot_lines(
     for name in wanted or known[:MAX_PLOTS]:
         yield ""
         curves = {f"{each.name} ({each.job_id[:4]})": _curve(each.points, name) for each in series}
-        for line in line_plot(text.one_line(name), curves, width=width):
+        for line in line_plot(text.one_line(name), curves, width=64):
             yield text.without_control_characters(line)
     if not wanted and len(known) > MAX_PLOTS:
         rest = ", ".join(known[MAX_PLOTS:])
