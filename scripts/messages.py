@@ -43,6 +43,7 @@ COMMAND_DECORATORS = {"command", "group"}
 SHORTEST = 2  # words; less is a name or a state, not a message
 # Other literals count as a message from this many words on, unless they look like code or SQL.
 SHORTEST_TEXT = 4
+_CODE = re.compile(r"\{\w+: |.*\b(FROM|JOIN|SELECT|current_schema)\b", re.DOTALL)  # YAML, SQL
 _SENTENCE = re.compile(r"[a-z0-9`'\"{][^\n=;<>$\\]*[a-z)`}.:?]", re.DOTALL)
 
 
@@ -98,19 +99,25 @@ def _of_module(path: Path, errors: set[str]) -> Iterator[tuple[str, int, str]]:
             if doc and _is_command(node):
                 yield "help", node.lineno, doc
     for text_node in _other_literals(nodes, classified):
-        text = _assembled(text_node)
-        if len(_literal(text_node).split()) >= SHORTEST_TEXT and _SENTENCE.fullmatch(text):
+        text, literal = _assembled(text_node), _literal(text_node)
+        if _CODE.match(literal):
+            continue
+        if len(literal.split()) >= SHORTEST_TEXT and _SENTENCE.fullmatch(text):
             yield "text", text_node.lineno, text
 
 
 def _other_literals(nodes: list[ast.AST], classified: set[int]) -> Iterator[ast.expr]:
-    """String literals that are neither docstrings nor parts of a classified message."""
+    """String literals that are neither docstrings, patterns, nor parts of a classified message."""
     skipped = set(classified)
     for node in nodes:
         if isinstance(node, ast.Expr):  # docstrings
             skipped.add(id(node.value))
         elif isinstance(node, ast.JoinedStr) and id(node) not in skipped:
             skipped |= {id(part) for part in node.values}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re."):
+            skipped |= {id(part) for each in node.args[:1] for part in ast.walk(each)}
+        elif isinstance(node, ast.Compare):  # `"no space left" in message`
+            skipped.add(id(node.left))
     for node in nodes:
         if id(node) in skipped:
             continue

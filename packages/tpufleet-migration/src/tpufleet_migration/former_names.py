@@ -28,20 +28,20 @@ def _renamed(line: str, note: str = "") -> Renamed:
 
 # What people type who know other schedulers. Nothing is run for them.
 _FOREIGN = {
-    "create launch sbatch srun start": "`tpu run` runs a command, `tpu submit` a job file",
-    "list ps sinfo squeue": "`tpu jobs` lists jobs, `tpu queue` those that wait",
-    "get info inspect sacct": "`tpu show JOB` prints all about a job",
-    "attach follow tail wait watch": "`tpu logs -f JOB` follows a job until it ends",
-    "abort down scancel stop terminate": (
+    "create|launch|sbatch|srun|start": "`tpu run` runs a command, `tpu submit` a job file",
+    "list|ps|sinfo|squeue": "`tpu jobs` lists jobs, `tpu queue` those that wait",
+    "get|info|inspect|sacct": "`tpu show JOB` prints all about a job",
+    "attach|follow|tail|wait|watch": "`tpu logs -f JOB` follows a job until it ends",
+    "abort|down|scancel|stop|terminate": (
         "`tpu cancel JOB` ends a job, `tpu serve --stop` the server of this machine"
     ),
-    "pause suspend": (
+    "pause|suspend": (
         "`tpu queue hold JOB` keeps back one that waits; `tpu cancel JOB` stops one that runs, and "
         "`tpu resume JOB` continues it from its checkpoint"
     ),
     "login": "write your token to a file of mode 600 and set TPUFLEET_TOKEN_FILE to it",
 }
-FOREIGN_NAMES = {name: hint for names, hint in _FOREIGN.items() for name in names.split()}
+FOREIGN_NAMES = {name: hint for names, hint in _FOREIGN.items() for name in names.split("|")}
 
 _ARCHIVE = "nothing is deleted; `tpu archive purge` deletes files"
 _OF_JOB = "pass a job"
@@ -53,20 +53,20 @@ _FORMER: dict[str, Renamed | Unsupported] = {
     "caj": _renamed("jobs --all-users"),
     "maj": _renamed("jobs --all-users --watch"),
     "add-tag": _renamed("edit --tag", _OF_JOB),
-    "kill kill-job -k -kj kill-window -kw": _renamed("cancel", _OF_JOB),
+    "kill|kill-job|-k|-kj|kill-window|-kw": _renamed("cancel", _OF_JOB),
     "kill-remote": Unsupported(
         "processes belong to a job, and end with it",
         "`tpu cancel JOB`; `tpu inventory slices` shows the job",
     ),
-    "ignore-error ack": Unsupported(
+    "ignore-error|ack": Unsupported(
         "the state of a job follows from its processes",
         "`tpu why JOB` explains it, `tpu resume JOB` continues",
     ),
     "get-stage-dir": _renamed("show"),
-    "clean clear clear-all": _renamed("archive --yes", _ARCHIVE),
+    "clean|clear|clear-all": _renamed("archive --yes", _ARCHIVE),
     "clear-finished": _renamed("archive --query state:succeeded", _ARCHIVE),
     "clear-error": _renamed("archive --query state:failed", _ARCHIVE),
-    "-czw -czj reset-window-num reset-window": Unsupported(
+    "-czw|-czj|reset-window-num|reset-window": Unsupported(
         "jobs have ids and names instead of windows", "`tpu jobs` lists them"
     ),
     "change-ip": Unsupported("jobs continue when the server restarts or moves", "`tpu serve`"),
@@ -75,21 +75,21 @@ _FORMER: dict[str, Renamed | Unsupported] = {
     "set-dir": _renamed("config dir set"),
     "del-dir": _renamed("config dir delete"),
     "swap-dir": _renamed("config dir swap"),
-    "ls lsdir": _renamed("config dir"),
+    "ls|lsdir": _renamed("config dir"),
     "get-dir": _renamed("config dir get"),
     "get-settings": _renamed("config"),
     "set-settings": _renamed("config set"),
     "reset-settings": _renamed("config reset"),
-    "-a -alias add-config-alias -ta -ata add-tpu-alias": _renamed("config alias set"),
-    "-sa -la show-config-alias -lta -sta": _renamed("config alias"),
+    "-a|-alias|add-config-alias|-ta|-ata|add-tpu-alias": _renamed("config alias set"),
+    "-sa|-la|show-config-alias|-lta|-sta": _renamed("config alias"),
     "del-config-alias": _renamed("config alias delete"),
     # Nodes.
     "fleet": _renamed("vm fleet"),
     **{
         names: _renamed(f"vm apply {options} --autostop none")
         for names, options in {
-            "apply applyy": "",
-            "reapply reapplyy": "--replace",
+            "apply|applyy": "",
+            "reapply|reapplyy": "--replace",
             "apply-norm": "-norm",
             "reapply-norm": "--replace -norm",
         }.items()
@@ -98,60 +98,60 @@ _FORMER: dict[str, Renamed | Unsupported] = {
         "vm delete", "for a job: `tpu cancel JOB`, then `tpu archive purge JOB` for its files"
     ),
     "restart": _renamed("vm restart"),
-    "check-status -cktpu": _renamed("vm status"),
-    "describe -dtpu": _renamed("vm describe"),
+    "check-status|-cktpu": _renamed("vm status"),
+    "describe|-dtpu": _renamed("vm describe"),
     "check-env": _renamed("vm check-env"),
-    "mount-disk mount-disk-new": _renamed("vm mount-disk"),
+    "mount-disk|mount-disk-new": _renamed("vm mount-disk"),
     "set-wandb": _renamed("vm set-wandb"),
-    "solve solve-env": _renamed("vm repair"),
+    "solve|solve-env": _renamed("vm repair"),
     "test": _renamed("vm shell"),
     "lian": _renamed("vm ssh"),
     # Registry and sheet.
-    "register add-applied-tpu add-applied -atpu rtw": _renamed("adopt", "pass --pool"),
-    "del-registered del-register del-reg del-info": _renamed(
+    "register|add-applied-tpu|add-applied|-atpu|rtw": _renamed("adopt", "pass --pool"),
+    "del-registered|del-register|del-reg|del-info": _renamed(
         "adopt undo", "the TPU VM is not deleted"
     ),
-    "fang fmd": Unsupported(
+    "fang|fmd": Unsupported(
         "an alias leads to a slice, not to a slot that TPU VMs take turns in",
         "`tpu adopt NODE --pool POOL`, then `tpu inventory set NODE --alias ALIAS`",
     ),
     "keng": _renamed("types stock"),
     "zhan": _renamed("reserve", "pass a pool"),
-    "rm-lock rel": _renamed("reserve end"),
+    "rm-lock|rel": _renamed("reserve end"),
     "ssn": _renamed("edit --note", _OF_JOB),
     "asn": _renamed("edit --note --append", _OF_JOB),
-    "uss upd-status-spreadsheet gtis twsi": _renamed("inventory"),
+    "uss|upd-status-spreadsheet|gtis|twsi": _renamed("inventory"),
     # Queue, and callbacks of scripts.
     "vq": _renamed("queue"),
-    "dequeue dq": _renamed("cancel --waiting"),
+    "dequeue|dq": _renamed("cancel --waiting"),
     "dqr": _renamed("queue run-now"),
-    "upd-log upd-staging-info finish-job fail-job": Unsupported(
+    "upd-log|upd-staging-info|finish-job|fail-job": Unsupported(
         "agents report start, progress and end of a job", "remove this line from your script"
     ),
     # Buckets.
-    "cp cc cca": Unsupported(
+    "cp|cc|cca": Unsupported(
         "a resumed job reads its checkpoints from where they are",
         "`tpu resume JOB`; to copy files, use gcloud storage cp",
     ),
-    "clean-eu clean-us": Unsupported(
+    "clean-eu|clean-us": Unsupported(
         "checkpoints are deleted by job, after a confirmation",
         "`tpu archive purge --query until:90d --checkpoints --dry-run`",
     ),
     # Users and administration.
     "add-user": _renamed("user add"),
     "del-user": _renamed("user delete"),
-    "list-users -lu": _renamed("user list"),
+    "list-users|-lu": _renamed("user list"),
     "register-web": _renamed("token create"),
-    "lock unlock rl lock-data unlock-data": Unsupported(
+    "lock|unlock|rl|lock-data|unlock-data": Unsupported(
         "there is no lock to hold: every change is one transaction", "nothing; run your command"
     ),
     "-Ml": _renamed("events"),
-    "-smc -gmc -agc -mgc -Mc debug-stats debug-kill": Unsupported(
+    "-smc|-gmc|-agc|-mgc|-Mc|debug-stats|debug-kill": Unsupported(
         "there is no MONITOR process: the server reacts when something happens",
         "`tpu events` shows what it did, `tpu config rules` how it reacts",
     ),
 }
-FORMER_NAMES = {name: meaning for names, meaning in _FORMER.items() for name in names.split()}
+FORMER_NAMES = {name: meaning for names, meaning in _FORMER.items() for name in names.split("|")}
 
 # Verbs that listed jobs: `tpu monitor ada -wdt col=3`.
 LISTINGS = frozenset({"check", "check-simp", "monitor", "caj", "maj"})

@@ -31,6 +31,7 @@ SERVER_LABEL = ("tpufleet", "server")  # of the VM of `tpu deploy server`
 GKE_CLUSTER, GKE_POOL = "goog-k8s-cluster-name", "goog-k8s-node-pool-name"
 # Of node pools that the provisioner makes, and deletes.
 MANAGER = ("google.com/nodepool-manager", "tpu-provisioner")
+GROUPS = "instance-groups managed"  # as gcloud calls them
 CLUSTER_USD_PER_HOUR = 0.10  # https://cloud.google.com/kubernetes-engine/pricing
 _NOT_BILLED = frozenset({"TERMINATED", "STOPPED", "PREEMPTED", "SUSPENDED", "DELETING"})
 
@@ -210,7 +211,7 @@ class ProjectResources:
             items = vm.get("metadata", {}).get("items", ())
             belongs = self._fleet_of({item["key"]: item.get("value", "") for item in items})
             group = _group_of(vm)
-            end = _delete_group(group, zone) if group else _delete_vm(name, zone)
+            end = _delete(GROUPS, group, zone) if group else _delete("instances", name, zone)
         return PaidResource(
             kind="VM", name=name, location=zone, type=naming.short_name(vm["machineType"]),
             state=vm.get("status", ""), belongs=belongs,
@@ -229,7 +230,7 @@ class ProjectResources:
                 yield PaidResource(
                     kind="group", name=name, location=zone, type=f"{group['targetSize']} VMs",
                     state="WAITING", belongs=belongs, usd_per_hour=0.0,
-                    next=_next(belongs, labels, name, _delete_group(name, zone)),
+                    next=_next(belongs, labels, name, _delete(GROUPS, name, zone)),
                 )  # fmt: skip
 
     def _machine_price(self, zone: str, vm: dict[str, Any]) -> float | None:
@@ -342,16 +343,12 @@ def _config_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return (group.get("allInstancesConfig") or {}).get("properties") or {}
 
 
-def _delete_group(name: str, zone: str) -> str:
-    return f"gcloud compute instance-groups managed delete {name} --zone {zone}"
-
-
-def _delete_vm(name: str, zone: str) -> str:
-    return f"gcloud compute instances delete {name} --zone {zone}"
+def _delete(kind: str, name: str, zone: str) -> str:
+    return f"gcloud compute {kind} delete {name} --zone {zone}"
 
 
 def _delete_queued(name: str, zone: str) -> str:
-    return f"gcloud compute tpus queued-resources delete {name} --zone {zone} --force"
+    return f"{_delete('tpus queued-resources', name, zone)} --force"
 
 
 def _is_private(host: str) -> bool:
