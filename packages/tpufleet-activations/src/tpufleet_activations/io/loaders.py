@@ -20,22 +20,6 @@ from tpufleet_activations.io.shuffling import RowBatch, shuffled_batches
 BLOCK = 4096  # rows
 
 
-def as_torch(values: np.ndarray) -> Any:
-    """A torch tensor with the same bits, also for bfloat16, which torch cannot take from numpy."""
-    import torch
-
-    values = np.array(values)  # torch needs writable memory
-    if values.dtype == dtypes.NUMPY_DTYPES["BF16"]:
-        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(values)
-
-
-def as_jax(values: np.ndarray) -> Any:
-    import jax.numpy as jnp
-
-    return jnp.asarray(values)
-
-
 class ShuffledBatches:
     """`shuffled_batches`, from the start in each iteration. Workers of a torch `DataLoader` divide
     the rows among themselves, within those of the rank."""
@@ -85,7 +69,7 @@ def torch_dataset(batches: ShuffledBatches) -> Any:
 def _torch_class() -> Any:
     from torch.utils.data import IterableDataset
 
-    class TorchBatches(IterableDataset):  # type: ignore[misc,type-arg]  # torch is optional
+    class TorchBatches(IterableDataset):  # type: ignore[misc,type-arg,unused-ignore]  # torch is optional
         def __init__(self, batches: ShuffledBatches):
             self.batches = batches
 
