@@ -117,6 +117,7 @@ def _parse_section(value: Any) -> Mapping[str, Any]:
 _Path = Annotated[Path, schema.custom("path", _parse_path)]
 _Url = Annotated[str, schema.custom("URL", parse_server_url)]
 _Size = Annotated[int, schema.custom("size", lambda value: byte_sizes.parse(str(value)))]
+_Store = Annotated[str, schema.custom("URL", lambda value: store_urls.check(str(value)))]
 _Count = Annotated[int, Meta(ge=1, le=999_999_999)]
 _Provider = Annotated[str, schema.custom("provider", parse_provider)]
 _Section = Annotated[Mapping[str, Any], schema.custom("section", _parse_section)]
@@ -135,9 +136,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     server: _Url | None = None  # None: the embedded server
     token_file: _Path | None = None  # None: `token` in the state folder, for a local server
-    store: Annotated[
-        str | None, schema.custom("URL", lambda value: store_urls.check(str(value)))
-    ] = None  # None: SQLite
+    store: _Store | None = None  # None: SQLite
     # Folder shared by servers of one store; None: the state folder.
     shared: _Path | None = msgspec.field(default=None, name="data")
     secret_file: _Path | None = None  # tokens of slices derive from it; None: `secret` in `data`
