@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 WORKLOAD = Path(__file__).parent / "workload"
 PLENTY = {"failure": 60, "setup": 60, "memory": 60, "hang": 60, "infrastructure": 60}
-HIT_WITHIN = 15.0  # seconds in which a fault waits for something to hit
+HIT_WITHIN = 45.0  # seconds in which a fault waits for something to hit
 MISSED = "(missed)"
 CLEARED_WITHIN = 90.0  # seconds from the end of the last job until nothing of it is left
 
@@ -208,7 +208,7 @@ class ChaosRun:
 
     def inject(self, fault: Callable[[ChaosRun], str]) -> None:
         """Waits for something to hit: a blow into the void tests nothing."""
-        patience = Patience(min(HIT_WITHIN, self.longest_pause))
+        patience = Patience(HIT_WITHIN)
         while True:
             self._note(f"{fault.__name__} …")
             try:
