@@ -51,6 +51,20 @@ def test_a_host_that_reboots_for_minutes_keeps_its_slice(fleet, silent, rebooted
     assert first == second and len(fleet.cloud.requested) == 1
 
 
+def test_a_host_that_is_back_is_not_silent_because_the_time_of_its_report_is_stored_late(
+    fleet, silent
+):
+    fleet.times_of_reports_are_late = True
+    for index in (1, 2):
+        fleet.restart_agent(silent, index)
+    fleet.until(lambda: fleet.gang(silent)[0].state is SliceState.READY, 30)
+    fleet.run(5)
+    assert fleet.gang(silent)[0].state is SliceState.READY
+    fleet.times_of_reports_are_late = False
+    fleet.settle(silent)
+    assert fleet.attempts(silent) == ["host_lost", "finished"]
+
+
 def test_why_says_that_the_job_waits_for_a_host_and_how_long(fleet, silent):
     details = " / ".join(explain(fleet.store, fleet.job(silent), fleet.now()).details)
     assert "10 min to come back" in details

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
@@ -53,8 +54,11 @@ class HostSilence:
     def tick_succeeded(self) -> None:
         self._presence = self._current
 
-    def check(self, working_set: WorkingSet) -> list[HostId]:
-        """Hosts that count as lost now."""
+    def check(self, working_set: WorkingSet, heard: Iterable[HostId] = ()) -> list[HostId]:
+        """Hosts that count as lost now; not those `heard`: the time of a report is stored a moment
+        after the news in it."""
+        for host in heard:
+            self._silences.pop(host, None)
         uptime, now = self._clock.uptime(), self._clock.now()
         if self._current is None or uptime - self._checked_at < CHECK_INTERVAL:
             return []

@@ -65,7 +65,8 @@ class Observer:
         self._working_set.present_since = self._silence.tick_started()
         messages = self._store.inbox(self._last_consumed)
         kinds = {message.kind for message in messages}
-        silent = self._silence.check(self._working_set)
+        heard = [message.heartbeat.host_id for message in messages if message.heartbeat]
+        silent = self._silence.check(self._working_set, heard)
         due = self._working_set.pop_due_jobs(now)
         pools = self._store.pools() if InboxMessageKind.POOL_CHANGED in kinds else None
         return Observation(

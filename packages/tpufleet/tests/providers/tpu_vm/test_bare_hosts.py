@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
@@ -52,7 +53,7 @@ def shared(tmp_path):
 
 @pytest.fixture
 def fleet(tmp_path, bundle, shared):
-    before = machine_wide()
+    before = machine_wide(tmp_path)
     digest = hashlib.sha256(bundle.read_bytes()).hexdigest()
     fleet = Fleet(
         tmp_path / "fleet",
@@ -66,19 +67,15 @@ def fleet(tmp_path, bundle, shared):
     yield fleet
     fleet.close()
     fleet.hosts.close()
-    assert machine_wide() == before, "nothing of the hosts is left on this machine"
+    assert machine_wide(tmp_path) == before, "nothing of the hosts is left on this machine"
 
 
-def machine_wide():
-    """What hosts have of this machine: mounts, network interfaces, processes in namespaces."""
-    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "/hosts/" in line]
-    networks = set()
-    for process in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
-            networks.add(os.readlink(process))
-        except OSError:
-            continue  # ended meanwhile
-    return mounts, sorted(os.listdir("/sys/class/net")), networks
+def machine_wide(folder):
+    """What hosts have of this machine: mounts, processes, network interfaces."""
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
+    commands = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
+    hosts = [each for each in commands if str(folder / "hosts") in each]
+    return mounts, hosts, sorted(os.listdir("/sys/class/net"))
 
 
 def test_hosts_of_a_scarce_gang_that_start_again_keep_its_slices(fleet, shared, tmp_path):

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -157,6 +158,7 @@ class UbuntuHost:
         (self.root / "etc/resolv.conf").write_text("")
         names = {"localhost": "127.0.0.1", "metadata.google.internal": METADATA_ADDRESS}
         names |= {each: host_network.address_of(each) for each in internet}
+        names[socket.gethostname()] = self._address  # as the DNS of a VPC has it
         (self.root / "etc/hosts").write_text(
             "".join(f"{address} {each}\n" for each, address in names.items())
         )
