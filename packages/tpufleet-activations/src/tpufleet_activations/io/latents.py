@@ -90,7 +90,7 @@ class IndexBuilder:
 
     def to_bytes(self) -> bytes:
         self.merge()
-        arrays = {
+        arrays: dict[str, np.ndarray] = {
             "samples": self.samples,
             "counts": self.counts,
             "values": self.values,
@@ -163,6 +163,8 @@ def _blocks(dataset: Dataset) -> Iterator[Block]:
     dataset.check_records()
     values, ids = dataset.sites
     for span in dataset.blocks(BLOCK):
-        read = lambda name, span=span: dataset.rows(*span[:2], name, *span[2:])
-        labels = dataset.row_samples(*span), read(shards.POSITIONS)
-        yield Block(read(ids), read(values), *labels)
+        found = [
+            dataset.rows(span.unit, span.file, name, span.start, span.stop)
+            for name in (ids, values, shards.POSITIONS)
+        ]
+        yield Block(found[0], found[1], dataset.row_samples(*span), found[2])

@@ -61,8 +61,9 @@ def load(path: Path) -> dict[str, np.ndarray]:
     tensors, _ = _read(path)
     if "encoder.weight" in tensors:
         tensors["W_enc"] = tensors["encoder.weight"].T
-        tensors["b_enc"] = tensors.get("encoder.bias", tensors.get("b_enc"))
-    if tensors.get("W_enc") is None or tensors.get("b_enc") is None:
+    if "encoder.bias" in tensors:
+        tensors["b_enc"] = tensors["encoder.bias"]
+    if not {"W_enc", "b_enc"} <= tensors.keys():
         raise _no_encoder(path)
     width = len(tensors["W_enc"])
     chosen = {"W_enc": tensors["W_enc"], "b_enc": tensors["b_enc"]}

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +43,8 @@ DONE_SECONDS = 30.0  # for an extractor that was started again to come back
 SAMPLES = "samples"  # the sample of each row
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True)
+class Chunk:
     """Rows of a unit that arrived together."""
 
     row: int
@@ -110,12 +111,16 @@ class LiveRows:
         self._backoff = Backoff(first=FIRST_RETRY, longest=LONGEST_RETRY)
         self._broken = 0  # connections in a row that ended with a broken frame
         self._thread: threading.Thread | None = None
-        self.plan: plans.ExtractionPlan | None = None
+        self._plan: plans.ExtractionPlan | None = None
         self._connection: _Connection | None = self._connect()
 
     @property
+    def plan(self) -> plans.ExtractionPlan:
+        assert self._plan is not None  # there was a connection
+        return self._plan
+
+    @property
     def sites(self) -> tuple[str, ...]:
-        assert self.plan is not None
         return self.plan.sites
 
     def start(self, order: Sequence[int], first_row: int, most_bytes: int) -> None:
@@ -329,10 +334,10 @@ class LiveRows:
             raise
 
     def _use_plan(self, plan: plans.ExtractionPlan) -> None:
-        if self.plan is not None and self.plan.identity != plan.identity:
-            changes = "; ".join(plans.differences(self.plan, plan))
+        if self._plan is not None and self._plan.identity != plan.identity:
+            changes = "; ".join(plans.differences(self._plan, plan))
             raise plans.other_dataset(self._address, changes)
-        self.plan = plan
+        self._plan = plan
 
     def _no_answer(self, error: object) -> NoAnswer:
         return NoAnswer(

@@ -64,7 +64,6 @@ def stream(
     else:
         opened = open_dataset(source) if isinstance(source, str) else source
         _check_complete(opened, names)
-    assert opened.plan is not None
     start = Position(
         plan=opened.plan.identity,
         seed=seed,
@@ -125,7 +124,6 @@ class RowStream(Iterator[RowBatch]):
     def __init__(self, source: Dataset | LiveRows, sites: tuple[str, ...], start: Position):
         self._source, self._start = source, start
         plan = source.plan
-        assert plan is not None
         order = np.random.default_rng(start.seed).permutation(plan.units)
         self._order: list[int] = order[start.rank :: start.world_size].tolist()
         self._per_round = start.buffer // start.batch

@@ -309,7 +309,7 @@ class StreamWriter:
         lengths = [len(sample.tokens) for sample in samples]
         numbers = np.array([sample.sample for sample in samples], np.int64)
         self.rows = sum(lengths)
-        self._labels = {
+        self._labels: dict[str, np.ndarray] = {
             SAMPLES: numbers.repeat(lengths),
             shards.TOKENS: np.concatenate([none, *(s.tokens for s in samples)]).astype(np.int32),
             shards.POSITIONS: np.concatenate([none, *(s.positions for s in samples)]).astype(
