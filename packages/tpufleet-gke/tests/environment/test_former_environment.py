@@ -152,7 +152,7 @@ def test_c4_repair_and_upgrade_reach_every_pool():
 
 # Fields that only choose what is generated, checked elsewhere.
 INDIRECT = {"zones", "zone", "slices", "type", "managed_by", "reservation", "min_nodes",
-            "topology_aware"}  # fmt: skip
+            "topology_aware", "fallback"}  # fmt: skip
 CHANGED: dict[str, Any] = {
     "machine_type": "n1-standard-16", "max_nodes": 7, "disk_type": "pd-ssd", "disk_gb": 321,
     "spot": True, "image_type": "UBUNTU_CONTAINERD", "image_streaming": False, "gvnic": False,

@@ -3,16 +3,20 @@ fails."""
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
 
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
+from tests.kubernetes.fake_api_server import FakeApiServer, FakeConnection
 from tests.provisioner import builders
+from tests.server_process import wait_until
 from tpufleet_gke.provisioner.kube import admission
 from tpufleet_gke.provisioner.kube.admission import AdmissionSettings
 from tpufleet_gke.provisioner.kube.pool_events import SLICE_FAILED
+from tpufleet_gke.provisioner.kube.watched_cluster import WatchedCluster
 from tpufleet_gke.provisioner.model import label_keys
 
 SECOND = timedelta(seconds=1)
@@ -224,3 +228,22 @@ def test_nothing_is_formed_without_the_setting(make):
     submit(harness)
     rounds(harness)
     assert harness.slices.created == []
+
+
+def test_slices_are_created_watched_and_deleted():
+    pytest.importorskip("lightkube", reason="needs the extra `k8s`")
+    connection = FakeConnection(FakeApiServer())
+    changes = threading.Semaphore(0)
+    cluster = WatchedCluster(connection, changes.release, dynamic_slices=True)  # type: ignore[arg-type]
+    cluster.start()
+    try:
+        assert cluster.wait_synced(60)
+        spec = {"type": "tpu7x", "topology": "4x4x4", "partitionIds": ["a"]}
+        for _ in range(2):  # the second time, it is there
+            cluster.create_slice({"metadata": {"name": "train-1"}, "spec": spec})
+        wait_until(lambda: len(cluster.tpu_slices()) == 1, 60, cluster.tpu_slices)
+        cluster.delete_slice("train-1")
+        wait_until(lambda: not cluster.tpu_slices(), 60, cluster.tpu_slices)
+        cluster.delete_slice("train-1")
+    finally:
+        cluster.close()
