@@ -32,8 +32,9 @@ MAY_IMPORT = {
     "model": {"io", "daemon_threads", "start_times"},
     "io": {"plans", "formatting"},
     "inputs": {"io"},
+    "streams": {"io", "plans"},
     "pipeline": {
-        "model", "io", "inputs", "plans", "formatting", "daemon_threads", "start_times",
+        "model", "io", "inputs", "streams", "plans", "formatting", "daemon_threads", "start_times",
     },
 }  # fmt: skip
 

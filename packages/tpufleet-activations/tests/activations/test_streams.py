@@ -27,7 +27,8 @@ from tpufleet.errors import (
 from tpufleet_activations.io import dtypes, verification
 from tpufleet_activations.io.storage import LocalFolder
 from tpufleet_activations.io.unit_writer import StoredSample
-from tpufleet_activations.streams import addresses, live_rows, protocol, server, stream
+from tpufleet_activations.pipeline import stream_server
+from tpufleet_activations.streams import addresses, live_rows, protocol, stream
 
 SITES = synthetic.SITES
 SAMPLES = 100
@@ -56,7 +57,7 @@ def extractor(address, credentials=None, samples=SAMPLES):
     where = addresses.parse(address)
     wanted = stream_worker.plan(samples)
     ended = threading.Event()
-    opened = server.StreamServer(where, credentials, wanted, ended.is_set)
+    opened = stream_server.StreamServer(where, credentials, wanted, ended.is_set)
     thread = threading.Thread(target=stream_worker.serve, args=(opened, wanted))
     thread.start()
     try:
@@ -389,7 +390,7 @@ def test_a_slow_reader_holds_the_extractor_back(tmp_path, credentials, kind):
     where = addresses.parse(f"unix:{tmp_path}/socket" if kind != "tcp" else "tcp://127.0.0.1:0")
     used = credentials if kind == "tcp" else None
     ended = threading.Event()
-    opened = server.StreamServer(where, used, wide.plan, ended.is_set)
+    opened = stream_server.StreamServer(where, used, wide.plan, ended.is_set)
     address = f"tcp://127.0.0.1:{opened.port}" if kind == "tcp" else str(where)
     thread = threading.Thread(target=wide.serve, args=(opened,), daemon=True)
     thread.start()
@@ -406,7 +407,7 @@ def test_a_slow_reader_holds_the_extractor_back(tmp_path, credentials, kind):
         stalled.wait(0.3)
     row_bytes = 2 * wide.width + 16
     kernel = 16 << 20  # buffers of sockets, and of TLS
-    most = limit + protocol.FRAME_BYTES * (server.SLOTS + 3) + kernel
+    most = limit + protocol.FRAME_BYTES * (stream_server.SLOTS + 3) + kernel
     assert source._bytes <= limit + protocol.FRAME_BYTES + row_bytes
     assert wide.sent * row_bytes <= most < 40 * wide.rows * row_bytes
     taken = sum(

@@ -37,9 +37,9 @@ from tpufleet_activations.pipeline import (
 )
 from tpufleet_activations.pipeline.locations import Locations
 from tpufleet_activations.pipeline.progress_meter import Meter
+from tpufleet_activations.pipeline.stream_server import StreamServer
 from tpufleet_activations.start_times import StartTimes
 from tpufleet_activations.streams import addresses
-from tpufleet_activations.streams.server import StreamServer
 
 # Threads that hash and write wait for the interpreter's lock after each piece, while one that
 # prepares batches holds it for as long as it may: at Python's 5 ms, for half of the time.

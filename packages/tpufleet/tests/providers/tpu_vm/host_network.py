@@ -29,7 +29,7 @@ _SERVICE = re.compile(r"(127(?:\.\d+){3}):(\d+)")
 _CLONE_NEWNET = 0x40000000
 _INSTANCE = "/computeMetadata/v1/instance/"
 # Where a job finds its packages.
-PACKAGE_INDEX = ("pypi.org", "files.pythonhosted.org")
+PACKAGE_INDEX = tuple(f"{name}.org" for name in ("pypi", "files.pythonhosted"))
 
 
 def services_in(texts: Iterable[str]) -> set[Address]:
