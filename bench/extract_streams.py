@@ -90,7 +90,8 @@ def run(engine: Any, storage: Any, plan: Any, coordinator: Any, open_writer: Any
 
 
 def streamed(engine: Any, storage: Any, plan: Any, folder: Path, kind: str) -> float:
-    from tpufleet_activations.streams import addresses, server
+    from tpufleet_activations.pipeline import stream_server
+    from tpufleet_activations.streams import addresses
 
     credentials = None
     address = addresses.Address(path=str(folder / "socket"))
@@ -98,7 +99,7 @@ def streamed(engine: Any, storage: Any, plan: Any, folder: Path, kind: str) -> f
         address = addresses.Address(host="127.0.0.1")
         credentials = addresses.Credentials(folder / "credentials")
         credentials.create_missing()
-    opened = server.StreamServer(address, credentials, plan, lambda: False)
+    opened = stream_server.StreamServer(address, credentials, plan, lambda: False)
     shown = f"tcp://127.0.0.1:{opened.port}" if credentials else str(address)
     secret = str(credentials.folder) if credentials else ""
     command = [sys.executable, "-c", READER, shown, secret, plan.sites[0]]

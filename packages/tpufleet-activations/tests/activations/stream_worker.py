@@ -19,7 +19,8 @@ from tpufleet_activations import plans
 from tpufleet_activations.io import dtypes
 from tpufleet_activations.io.shuffling import RowBatch
 from tpufleet_activations.io.unit_writer import StoredSample
-from tpufleet_activations.streams import addresses, server, stream
+from tpufleet_activations.pipeline import stream_server
+from tpufleet_activations.streams import addresses, stream
 
 BATCH = {"batch": 7, "buffer": 35, "seed": 3}
 
@@ -51,7 +52,7 @@ def write_unit(writer: server.StreamWriter, samples: list[StoredSample]) -> None
     writer.finish()
 
 
-def serve(opened: server.StreamServer, wanted: plans.ExtractionPlan) -> None:
+def serve(opened: stream_server.StreamServer, wanted: plans.ExtractionPlan) -> None:
     for claim in opened.claims():
         if claim is not None:
             samples = stored(wanted, claim.unit)
@@ -93,7 +94,7 @@ if __name__ == "__main__":
     else:
         where = addresses.parse(address)
         wanted = plan(int(last))
-        opened = server.StreamServer(
+        opened = stream_server.StreamServer(
             where, addresses.needed(where, credentials), wanted, lambda: False
         )
         print("listening", flush=True)
