@@ -43,7 +43,7 @@ def stored(wanted: plans.ExtractionPlan, unit: int) -> list[StoredSample]:
     ]
 
 
-def write_unit(writer: server.StreamWriter, samples: list[StoredSample]) -> None:
+def write_unit(writer: stream_server.StreamWriter, samples: list[StoredSample]) -> None:
     for batch in (samples[:5], samples[5:6], samples[6:]):
         for site in synthetic.SITES:
             dtype = dtypes.stored_dtype("bf16")
