@@ -197,6 +197,28 @@ def test_a_wrong_token_is_refused(tmp_path, credentials):
         stream(address, SITES, credentials=str(other), **BATCH)
 
 
+def test_an_empty_token_lets_nobody_in(tmp_path):
+    emptied = addresses.Credentials(tmp_path / "credentials")
+    emptied.create_missing()
+    (emptied.folder / "token").write_text("\n")
+    with pytest.raises(BadInput, match="token"), extractor("tcp://127.0.0.1:0", emptied):
+        pass
+
+
+@pytest.mark.parametrize("slot", [-1, stream_server.SLOTS])
+def test_a_reader_that_frees_a_slot_that_does_not_exist_is_disconnected(tmp_path, slot):
+    address = f"unix:{tmp_path}/socket"
+    hello = protocol.Hello(
+        version=protocol.VERSION, token="", sites=tuple(SITES), rank=0, world_size=1
+    )
+    with extractor(address), addresses.connect(addresses.parse(address), None) as connection:
+        protocol.send(connection, hello)
+        assert isinstance(protocol.receive(connection).message, protocol.Welcome)
+        protocol.send(connection, protocol.Free(slot=slot))
+        with pytest.raises(protocol.Closed):
+            protocol.receive(connection)
+
+
 def test_another_certificate_is_refused(tmp_path, credentials):
     other = addresses.Credentials(tmp_path / "other")
     other.create_missing()

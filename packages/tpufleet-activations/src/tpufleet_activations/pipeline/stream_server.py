@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 SLOTS = 4  # frames in shared memory that the reader has not copied yet
-MOST_READERS = 256
+MOST_READERS = 256  # connections, also of those that have not shown their token
 
 
 class StreamServer:
@@ -62,6 +62,7 @@ class StreamServer:
         self._done: set[int] = set()  # ranks that have all their rows
         self._world_size = 0
         self._lock = threading.Lock()
+        self._places = threading.Semaphore(MOST_READERS)
         threading.Thread(target=self._accept, name="stream-accept", daemon=True).start()
 
     def claims(self) -> Iterator[Claim | None]:
@@ -110,9 +111,7 @@ class StreamServer:
                 opened, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            with self._lock:
-                busy = len(self._readers) >= MOST_READERS
-            if busy:
+            if not self._places.acquire(blocking=False):
                 opened.close()
                 continue
             threading.Thread(
@@ -138,6 +137,7 @@ class StreamServer:
                 with self._lock:
                     self._readers.discard(reader)
             opened.close()
+            self._places.release()
 
     def _welcome(self, opened: socket.socket) -> _Reader | None:
         """None if it was refused."""
@@ -175,7 +175,7 @@ class StreamServer:
     def _receive(self, reader: _Reader) -> None:
         while True:
             message = protocol.receive(reader.socket, protocol.MOST_FIRST_HEADER).message
-            if isinstance(message, protocol.Free):
+            if isinstance(message, protocol.Free) and 0 <= message.slot < SLOTS:
                 reader.freed(message.slot)
             elif isinstance(message, protocol.Done):
                 with self._lock:

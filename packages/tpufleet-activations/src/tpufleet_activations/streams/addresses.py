@@ -21,6 +21,7 @@ from tpufleet.errors import (
     cannot_listen,
     invalid,
     missing,
+    must_be,
     optional_packages,
     readable_by_others,
     unreadable,
@@ -67,7 +68,10 @@ class Credentials:
         path = self._file(TOKEN)
         if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
             raise readable_by_others(path)
-        return path.read_text().strip()
+        token = path.read_text().strip()
+        if not token:
+            raise must_be("a token", token, str(path))
+        return token
 
     def server_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
