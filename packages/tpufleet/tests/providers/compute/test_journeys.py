@@ -135,8 +135,13 @@ def test_what_a_person_made_is_adopted_runs_a_job_and_is_given_back(
     [job] = fleet.submit({"pool": "lab", "command": ["python", "count.py", "3", "0.1"],
                           "accelerator": accelerator})  # fmt: skip
     all_succeed(fleet, [job], 180)
-    [row] = [row for row in tpu.json("inventory")["rows"] if row["node"]]
-    assert (row["alias"], row["capacity"]) == ("mels", "on-demand")
+    fleet.until(
+        lambda: (
+            [row["capacity"] for row in tpu.json("inventory")["rows"] if row["node"] == "mels"]
+            == ["on-demand"]
+        ),
+        "its capacity kind is observed",
+    )
     assert "gave mels back" in tpu.ok("adopt", "undo", "mels")
     fleet.until(lambda: tpu.json("inventory", "slices")["slices"] == [], "the slice is forgotten")
     assert machines(fleet) == made, "nothing was created or deleted"
