@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from google.auth.credentials import AnonymousCredentials
@@ -20,8 +21,11 @@ LABELS = {"owner": "mel"}
 
 
 class Person:
-    def __init__(self, emulator: Emulator, zone: str) -> None:
-        self._emulator = emulator
+    def __init__(
+        self, emulator: Emulator, zone: str, settle: Callable[[], None] = lambda: None
+    ) -> None:
+        """`settle` waits until what was begun is done."""
+        self._emulator, self._settle = emulator, settle
         self.zone, self.region = zone, zone.rpartition("-")[0]
 
     def client(self, service: str) -> Any:
@@ -51,6 +55,7 @@ class Person:
             }  # fmt: skip
             policy = api.ResourcePolicy(name=f"{name}-policy", workload_policy=workload)
             self.client("ResourcePolicies").insert_unary(**where, resource_policy_resource=policy)
+            self._settle()
             path = f"regions/{self.region}/resourcePolicies/{name}-policy"
             more["resource_policies"] = {"workload_policy": path}
         properties = {**_machine(MACHINE, "", model), "labels": LABELS}
@@ -58,6 +63,7 @@ class Person:
         self.client("RegionInstanceTemplates").insert_unary(
             **where, instance_template_resource=template
         )
+        self._settle()
         if bulk:
             more["target_size_policy"] = {"mode": "BULK"}
         body = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from tpufleet.errors import ProviderBusy
@@ -124,27 +125,23 @@ def _update(
 ) -> None:  # fmt: skip
     """ProviderBusy while it is in progress; then the request is repeated."""
 
-    def set_metadata(name: str) -> Json | None:
-        vm = api.get(location.instance(name))
-        before = _marks(vm or {})
-        after = change(before).metadata
-        if vm is None or after == before.metadata:
+    def update(name: str, verb: str) -> Json | None:
+        path = location.instance(name)
+        vm = api.get(path)
+        if vm is None:
             return None
-        body = {**requests.items(after), "fingerprint": vm["metadata"]["fingerprint"]}
-        return api.update(f"{location.instance(name)}/setMetadata", body)
-
-    def set_labels(name: str) -> Json | None:
-        vm = api.get(location.instance(name))
-        before = _marks(vm or {})
-        after = change(before).labels
-        if vm is None or after == before.labels:
-            return None
-        body = {"labels": after, "labelFingerprint": vm["labelFingerprint"]}
-        return api.update(f"{location.instance(name)}/setLabels", body)
+        before = _marks(vm)
+        after, body = change(before), {}
+        if verb == "setMetadata" and after.metadata != before.metadata:
+            body = {**requests.items(after.metadata), "fingerprint": vm["metadata"]["fingerprint"]}
+        elif verb == "setLabels" and after.labels != before.labels:
+            body = {"labels": after.labels, "labelFingerprint": vm["labelFingerprint"]}
+        return api.update(f"{path}/{verb}", body) if body else None
 
     with ThreadPoolExecutor(PARALLEL_READS) as pool:
-        for step in (set_metadata, set_labels):
-            begun = [operation for operation in pool.map(step, names) if operation is not None]
+        for verb in ("setMetadata", "setLabels"):
+            found = pool.map(partial(update, verb=verb), names)
+            begun = [operation for operation in found if operation is not None]
             if not all(list(pool.map(lambda each: api.wait(each, location, action), begun))):
                 raise ProviderBusy(f"{action}: in progress")
 

@@ -64,7 +64,7 @@ class ComputeApi:
         query: dict[str, str] = {}
         while True:
             path = f"compute/v1/{group}/listManagedInstances"
-            answer = self._rest.post("compute", path, **query)
+            answer = self._rest.post("compute", path, None, **query)
             if answer.missing:
                 return []
             body = self._checked(answer, f"list the VMs of {naming.short(group)}")

@@ -122,7 +122,7 @@ class ZoneObserver:
         )
         return self.view
 
-    def _is_own(self, config: Json) -> bool:
+    def _is_own(self, config: Mapping[str, Any]) -> bool:
         return (config.get("labels") or {}).get(naming.FLEET) == self._fleet
 
     def _add_unlisted(
