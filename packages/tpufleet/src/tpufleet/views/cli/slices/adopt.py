@@ -159,9 +159,10 @@ def _instances(row: SliceRow, project: str) -> list[str]:
     """The server has labelled them."""
     argv = _list_instances(row) + ([f"--project={project}"] if project else [])
     found = gcloud.run(argv, LISTED_WITHIN)
-    if found.status or not found.output.strip():
+    names = [line for line in found.output.splitlines() if fleets.NODE_ID.fullmatch(line)]
+    if found.status or not names:
         raise FleetError(f"{row.node}: {found.output.strip() or 'no output'}\n{_by_hand(row)}")
-    return found.output.split()
+    return names
 
 
 def _list_instances(row: SliceRow) -> list[str]:
