@@ -222,6 +222,10 @@ def test_a_dry_run_prints_a_job_file_that_can_be_submitted(alone, work):
     )
 
 
+def test_a_dry_run_prints_chips_of_types_that_are_named_after_cores(alone):
+    assert "32 chips" in alone.ok("run", "tpu7x-64", "--dry-run", "--", "true")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

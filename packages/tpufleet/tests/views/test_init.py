@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests.views.cli_runner import Tpu
 from tpufleet import config
+from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
 
 
@@ -55,6 +57,51 @@ def test_init_puts_types_that_are_no_tpu_vms_into_a_section_of_their_own(newcome
                   "image tpu7x", "quota tpu7x-16 us-central1-c", "NAT us-central1"):  # fmt: skip
         assert check in answer.stdout
     assert "roles/tpu.admin" not in answer.stdout
+
+
+def shared(kind: str, *projects: str) -> dict[str, object]:
+    return {"shareType": kind, "projectMap": {each: {"projectId": each} for each in projects}}
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "share", "status", "message"),
+    [
+        ("ours", "ct6e-standard-4t", {}, "ok", "ct6e-standard-4t"),
+        ("projects/owner/reservations/ours", "ct6e-standard-4t",
+         shared("SPECIFIC_PROJECTS", "my-project"), "ok", "ct6e-standard-4t"),
+        ("projects/owner/reservations/ours", "ct6e-standard-4t",
+         shared("ORGANIZATION"), "ok", "ct6e-standard-4t"),
+        ("theirs", "ct6e-standard-4t", {}, "failed", "theirs not found"),
+        ("ours", "ct5p-hightpu-4t", {}, "failed", "has ct5p-hightpu-4t"),
+        ("projects/owner/reservations/ours", "ct6e-standard-4t",
+         shared("SPECIFIC_PROJECTS", "other"), "failed", "my-project"),
+        ("projects/owner/reservations/ours", "ct6e-standard-4t", {}, "failed", "my-project"),
+    ],
+    ids=["in the project", "shared with the project", "shared with all", "missing",
+         "another machine type", "shared with others", "not shared"],
+)  # fmt: skip
+def test_a_reservation_exists_fits_the_type_and_is_shared_with_the_project(
+    newcomer, tmp_path, name, machine, share, status, message
+):
+    rest = GoogleRest(newcomer.environ["TPUFLEET_COMPUTE_ENDPOINT"], "my-project")
+    zone = "projects/my-project/zones/us-east5-a"
+    properties = {"machineType": machine}
+    body = {
+        "name": "ours", "shareSettings": share,
+        "specificReservation": {"count": "8", "instanceProperties": properties},
+    }  # fmt: skip
+    assert rest.post("compute", f"compute/v1/{zone}/reservations", body).status == 200
+    config_file = tmp_path / "config.yaml"
+    section = {"project": "my-project", "zones": ["us-east5-a"], "reservation": name}
+    config_file.write_text(yaml.safe_dump({"compute": section, "bucket": "gs://my-bucket/fleet"}))
+    answer = newcomer("init", "check", "--type", "v6e-16", "--json")
+    short = name.rpartition("/")[2]
+    [check] = [
+        each for each in json.loads(answer.stdout)["checks"]
+        if each["name"] == f"reservation {short}"
+    ]  # fmt: skip
+    assert (check["status"], bool(check["fix"])) == (status, status != "ok")
+    assert message in f"{check['message']} {check['fix']}"
 
 
 def test_types_of_both_kinds_share_what_their_sections_have_in_common(newcomer, tmp_path):

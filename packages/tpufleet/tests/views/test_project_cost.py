@@ -65,19 +65,22 @@ def test_slices_of_compute_engine_belong_to_the_server_that_their_hosts_connect_
         by = [{"key": "created-by", "value": created}] if group else []
         return {"items": [{"key": "tpufleet-server", "value": f"https://{address}:8470"}, *by]}
 
-    for name, address, group in (
-        ("ours", server, ""), ("left", "10.9.9.9", ""), ("left-1", "10.9.9.9", "gone"),
+    adopted = {"tpufleet-adopted": "mels-1a2b", "tpufleet-node": "mels"}
+    for name, address, group, more in (
+        ("ours", server, "", {}), ("left", "10.9.9.9", "", {}), ("left-1", "10.9.9.9", "gone", {}),
+        ("mels-x7k2", server, "mels", adopted),
     ):  # fmt: skip
         compute(
-            cloud, "instances", name, status="RUNNING", labels=labels,
+            cloud, "instances", name, status="RUNNING", labels={**labels, **more},
             machineType=f"zones/{ZONE}/machineTypes/ct6e-standard-4t",
             scheduling={"provisioningModel": "SPOT"}, metadata=metadata(address, group),
         )  # fmt: skip
     found = cloud.tpu.json("cost", "project")
     rows = {row["name"]: row for row in found["resources"] if row["kind"] == "VM"}
     ends = {name: (row["belongs"], row["next"]) for name, row in rows.items() if name in
-            ("ours", "left", "left-1")}  # fmt: skip
+            ("ours", "left", "left-1", "mels-x7k2")}  # fmt: skip
     assert ends == {
+        "mels-x7k2": ("adopted", "tpu adopt undo mels"),
         "ours": ("ours", "tpu cancel j-1"),
         "left": ("orphaned", f"gcloud compute instances delete left --zone {ZONE}"),
         "left-1": (

@@ -532,6 +532,8 @@ class ComputeEngine:
         want = self.want(group, group.zone, 1)
         verdict = self.verdict(want)
         if verdict.granted:
+            if group.topology and not group.topology_state:
+                self._set_topology(group, "ACTIVATING", at)
             return self._create_member(group, member, want, verdict, at)
         if verdict.error is not None:
             if [verdict.error] != member.errors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -49,6 +49,7 @@ class Reservation:
     starts_at: datetime
     ends_at: datetime | None = None
     calendar: str = ""  # the future reservation that created it
+    share: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +132,7 @@ class Reservations:
         reservation = Reservation(
             name=body["name"], zone=zone, project=project, number=self._engine.number(),
             machine=machine, vms=int(specific["count"]), starts_at=self._engine.clock.now(),
+            share=body.get("shareSettings") or {},
         )  # fmt: skip
         self._add(reservation)
         return reservation.number
@@ -164,6 +166,7 @@ class Reservations:
             "creationTimestamp": timestamp(min(self._engine.clock.now(), reservation.starts_at)),
             "status": "READY" if ready else "CREATING",
             "specificReservationRequired": True,
+            "shareSettings": reservation.share or {"shareType": "LOCAL"},
             "specificReservation": {
                 "count": str(reservation.vms), "assuredCount": str(reservation.vms),
                 "inUseCount": str(len(self._users(reservation))),

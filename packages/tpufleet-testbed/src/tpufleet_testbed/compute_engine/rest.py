@@ -21,6 +21,7 @@ from tpufleet_testbed.compute_engine import (
     catalog,
     catalog_routes,
     listings,
+    metadata,
     validation,
     views,
 )
@@ -559,7 +560,7 @@ class ComputeRest:
             "reportHostAsFaulty": self._report_faulty,
             "stop": self._stop_vm,
             "start": self._start_vm,
-            "reset": lambda call: self._noted(call, "reset"),
+            "reset": self._reset_vm,
             "setLabels": self._set_labels,
             "setMetadata": self._set_metadata,
             "setScheduling": self._set_scheduling,
@@ -618,10 +619,6 @@ class ComputeRest:
             return None
         raise invalid("Bulk insert of instances with TPUs is not supported.")
 
-    def _noted(self, call: Call, kind: str) -> Body | None:
-        vm = self._vm(call)
-        return None if vm is None else self.engine.noted_vm(vm, kind)
-
     def _perform_maintenance(self, call: Call) -> Body:
         vm = self.engine.vm(call.project, call.place, call.name)
         window = vm.maintenance
@@ -661,6 +658,15 @@ class ComputeRest:
         if vm.status != "TERMINATED":
             return self.engine.noted_vm(vm, "start")
         return self.engine.start_vm(vm, self.engine.clock.now())
+
+    def _reset_vm(self, call: Call) -> Body | None:
+        vm = self._vm(call)
+        if vm is None:
+            return None
+        if vm.status != "RUNNING":
+            raise call_error("not-ready", target=f"projects/{call.project}/{call.scope}/{vm.name}")
+        self.engine.hosts.boot(vm, metadata.values_of(vm))
+        return self.engine.noted_vm(vm, "reset")
 
     def _set_labels(self, call: Call) -> Body | None:
         vm = self._vm(call)

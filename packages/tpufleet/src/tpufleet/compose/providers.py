@@ -133,6 +133,20 @@ def run_emulated_startup_script(endpoint: str, node: str) -> None:
     fault_injection.call_admin(endpoint, "RunStartupScript", body)
 
 
+def reset_emulated_instances(settings: Config, zone: str, slice_id: str) -> None:
+    """The startup script runs at each boot."""
+    with optional_packages("the compute provider", "compute"):
+        from tpufleet.providers.compute import settings as compute
+        from tpufleet.providers.compute.api import ComputeApi
+        from tpufleet.providers.compute.naming import SLICE, Location
+        from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+    parsed = compute.parse(settings.compute or {})
+    api = ComputeApi(GoogleRest(parsed.endpoint, parsed.project), parsed.project)
+    location = Location(project=parsed.project, zone=zone)
+    for vm in api.instances(location, slice_id, SLICE):
+        api.update(f"{location.instance(vm['name'])}/reset")
+
+
 def manual_nodes(
     settings: Config, project: str | None, report: Callable[[str], None]
 ) -> ManualNodes:

@@ -77,7 +77,7 @@ RUN_ENDED = "the run duration of flex-start is over"
 def refuse_adoption(order: Order, provider: str) -> None:
     """For providers without nodes that people make."""
     if order.node:
-        raise BadRequest(f"the provider {provider} cannot adopt TPU VMs, only tpu-vm can")
+        raise BadRequest(f"the provider {provider} cannot adopt TPU VMs")
 
 
 class Fault(StrEnum):

@@ -108,6 +108,47 @@ def test_commands_reach_the_hosts_of_a_group(fleets):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("accelerator", "vms", "topology"), [("v5p-8", 0, ""), ("v5p-16", 2, "2x2x2")],
+    ids=["an instance", "a group"],
+)  # fmt: skip
+def test_what_a_person_made_is_adopted_runs_a_job_and_is_given_back(
+    fleets, accelerator, vms, topology
+):
+    pytest.importorskip("google.cloud.compute_v1", reason="pip install google-cloud-compute")
+    from tests.providers.compute.person import Person
+
+    fleet = fleets(zones=ZONES[1:2])
+    person, tpu = Person(fleet.emulator, ZONES[1]), fleet.tpu
+    if vms:
+        person.make_group("mels", vms, topology=topology)
+    else:
+        person.make_instance("mels")
+    tpu.ok("pool", "create", "lab", accelerator, "--provider", "compute", "--zone", ZONES[1])
+    fleet.until(
+        lambda: {vm.status for vm in person.instances().values()} == {"RUNNING"}, "they run"
+    )
+    before, made = person.metadata(), machines(fleet)
+    adopted = tpu("adopt", "mels", "--pool", "lab")
+    assert adopted.exit_code == 0, adopted.output
+    assert "mels is ready in pool lab, as slice mels-" in adopted.stdout
+    [job] = fleet.submit({"pool": "lab", "command": ["python", "count.py", "3", "0.1"],
+                          "accelerator": accelerator})  # fmt: skip
+    all_succeed(fleet, [job], 180)
+    fleet.until(
+        lambda: (
+            [row["capacity"] for row in tpu.json("inventory")["rows"] if row["node"] == "mels"]
+            == ["on-demand"]
+        ),
+        "its capacity kind is observed",
+    )
+    assert "gave mels back" in tpu.ok("adopt", "undo", "mels")
+    fleet.until(lambda: tpu.json("inventory", "slices")["slices"] == [], "the slice is forgotten")
+    assert machines(fleet) == made, "nothing was created or deleted"
+    assert person.metadata() == before
+
+
+@pytest.mark.slow
 def test_a_preempted_job_checkpoints_on_notice_and_resumes_on_another_instance(fleets):
     fleet = fleets(zones=ZONES[1:])
     [job] = fleet.submit({"accelerator": "v5p-8", "command": ["python", "count.py", "60", "0.1"]})

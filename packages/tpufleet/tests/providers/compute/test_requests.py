@@ -181,7 +181,6 @@ def test_an_instance_carries_what_template_and_group_say_together():
     [
         ("v5e-16", {}, "use the provider tpu-vm"),
         ("tpu7x-2", {}, "use the provider gke"),
-        ("v6e-16", {"node": "mels"}, "cannot adopt"),
         ("v6e-16", {"zone": "us-east5-a"}, "add it to compute.zones"),
     ],
 )

@@ -20,6 +20,7 @@ pytest.importorskip("google.cloud.compute_v1", reason="pip install google-cloud-
 import proto
 
 from tests.providers.compute.emulated_compute import ZONE, EmulatedCompute
+from tests.providers.compute.person import Person
 from tests.providers.orders import order
 from tpufleet.errors import ProviderBusy
 from tpufleet.model.fleet.cloud_slices import ExpectedSlice
@@ -152,8 +153,28 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Call]]:
         world.pass_time(300)
         world.provider.listing()
     assert world.left() == []
+    adopt_and_give_back(world)
     world.close()
     yield rest.calls
+
+
+def adopt_and_give_back(world: EmulatedCompute) -> None:
+    person = Person(world.emulator, ZONE, settle=lambda: world.pass_time(5))
+    person.make_group("mels", 4, topology="2x2x4")
+    for _ in range(10):
+        world.pass_time(5)
+        world.provider.listing()
+    adopted = SliceId("mels-a1b2c3")
+    wanted = order(adopted, accelerator="v5p-32", zone=ZONE, node="mels", pool="lab")
+    for step in (
+        lambda: world.provider.request(wanted), lambda: world.provider.release(adopted, ZONE),
+    ):  # fmt: skip
+        while True:
+            try:
+                step()
+                break
+            except ProviderBusy:  # the metadata is being changed
+                world.pass_time(5)
 
 
 def test_each_request_is_one_that_googles_client_could_send(calls):
@@ -175,7 +196,8 @@ def test_each_request_is_one_that_googles_client_could_send(calls):
         "instance_group_managers.get", "instance_group_managers.delete", "instances.insert",
         "instances.list", "instances.get", "instances.delete", "region_instance_templates.insert",
         "region_instance_templates.delete", "resource_policies.insert", "resource_policies.delete",
-        "zone_operations.get", "region_operations.wait",
+        "zone_operations.get", "region_operations.wait", "instances.set_metadata",
+        "instances.set_labels", "instance_group_managers.list_managed_instances",
     }  # fmt: skip
 
 

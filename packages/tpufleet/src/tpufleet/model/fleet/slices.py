@@ -20,7 +20,7 @@ SIMULATED_PROVIDERS = frozenset({"local"})
 # Reason of a new job that will run on them.
 SIMULATED = "simulated on the server's machine, without TPUs"
 # Providers that can take over a node that a person made.
-ADOPTING_PROVIDERS = frozenset({"tpu-vm"})
+ADOPTING_PROVIDERS = frozenset({"tpu-vm", "compute"})
 
 
 def source_text(provider: str, zone: str, capacity: Capacity) -> str:

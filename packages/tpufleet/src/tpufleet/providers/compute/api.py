@@ -36,12 +36,12 @@ class ComputeApi:
         path = f"{location.zone_path}/instanceGroupManagers"
         return self._list(path, f"list groups in {location.zone}")
 
-    def instances(self, location: Location, fleet: str) -> list[Json]:
-        """Of a fleet."""
+    def instances(self, location: Location, value: str, label: str = naming.FLEET) -> list[Json]:
+        """Of a fleet, or with this value of another label."""
         return self._list(
             f"{location.zone_path}/instances",
             f"list instances in {location.zone}",
-            filter=f"labels.{naming.FLEET}={fleet}",
+            filter=f"labels.{label}={value}",
             fields=INSTANCE_FIELDS,
         )
 
@@ -58,13 +58,24 @@ class ComputeApi:
         answer = self._rest.get("compute", f"compute/v1/{path}")
         return None if answer.missing else self._checked(answer, f"get {naming.short(path)}")
 
+    def managed(self, group: str) -> list[Json]:
+        """The VMs of a group. It may have pages, as the group's author chose."""
+        found: list[Json] = []
+        query: dict[str, str] = {}
+        while True:
+            path = f"compute/v1/{group}/listManagedInstances"
+            answer = self._rest.post("compute", path, None, **query)
+            if answer.missing:
+                return []
+            body = self._checked(answer, f"list the VMs of {naming.short(group)}")
+            found += body.get("managedInstances", ())
+            if not body.get("nextPageToken"):
+                return found
+            query = {"pageToken": body["nextPageToken"]}
+
     def managed_errors(self, group: str) -> list[Json]:
         """What the last attempts to create the VMs of a group ended with."""
-        answer = self._rest.post("compute", f"compute/v1/{group}/listManagedInstances")
-        if answer.missing:
-            return []
-        listed = self._checked(answer, f"list the VMs of {naming.short(group)}")
-        attempts = [vm.get("lastAttempt") or {} for vm in listed.get("managedInstances", ())]
+        attempts = [vm.get("lastAttempt") or {} for vm in self.managed(group)]
         return [
             error
             for attempt in attempts
@@ -101,6 +112,13 @@ class ComputeApi:
         answer = self._rest.post("compute", f"compute/v1/{collection}", body, requestId=request_id)
         exists = answer.status == 409 and "alreadyExists" in error_mapping.reasons(answer.body)
         return None if exists else self._checked(answer, f"create {body['name']}")
+
+    def update(self, method: str, body: Json | None = None) -> Json | None:
+        """Of an instance: the operation; None if it does not exist."""
+        request_id = naming.new_request_id()
+        answer = self._rest.post("compute", f"compute/v1/{method}", body, requestId=request_id)
+        instance, verb = method.split("/")[-2:]
+        return None if answer.missing else self._checked(answer, f"{verb} of {instance}")
 
     def delete(self, path: str) -> Json | None:
         """The operation; None if it does not exist."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tpufleet.clocks import SystemClock
+from tpufleet.model.fleet import compute_reservations
+from tpufleet.model.fleet.compute_reservations import ComputeReservation
 from tpufleet.model.fleet.preflight import Check, failed, ok, warning
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import type_lookup
@@ -37,6 +39,9 @@ PERMISSIONS = {
     ),
 }  # fmt: skip
 
+# By kind, and whether the project is named. Others name folders or the organisation.
+_NOT_SHARED = ((None, False), ("LOCAL", False), ("SPECIFIC_PROJECTS", False))
+
 
 class ComputePreflight(Preflight):
     section = "compute"
@@ -50,6 +55,8 @@ class ComputePreflight(Preflight):
         """The machine types and images of the types that the user wants, and the reservation."""
         assert isinstance(self._settings, ComputeSettings)
         images: dict[str, str] = {}
+        if self._settings.reservation:
+            yield self._reservation(compute_reservations.parse(self._settings.reservation))
         for accelerator, zone, _ in self._pairs():
             kind = type_lookup.find(accelerator)
             name = f"machine type {type_lookup.short_name(accelerator)} {zone}"
@@ -78,6 +85,34 @@ class ComputePreflight(Preflight):
                 yield failed(f"image {generation}", f"{path} not found", command)
             else:
                 yield unknown(self._project, f"image {generation}", answer)
+
+    def _reservation(self, wanted: ComputeReservation) -> Check:
+        """It exists in one of the zones, has a machine type of the types that the user wants, and
+        the project may use it (cloud.google.com/compute/docs/instances/reservations-shared)."""
+        owner, name = wanted.project or self._project, f"reservation {wanted.name}"
+        answers = [
+            (zone, self._rest.get("compute", f"compute/v1/{path}/reservations/{wanted.name}"))
+            for zone in self._known_zones()
+            for path in (f"projects/{owner}/zones/{zone}",)
+        ]
+        found = sorted(answers, key=lambda each: (each[1].status != 200, each[1].missing))[:1]
+        command = f"gcloud compute reservations list --project {owner}"
+        if not found or found[0][1].missing:
+            return failed(name, f"{wanted.name} not found", command)
+        [(zone, answer)] = found
+        if answer.status != 200:
+            return unknown(owner, name, answer)
+        properties = answer.body.get("specificReservation", {}).get("instanceProperties", {})
+        machine = str(properties.get("machineType", ""))
+        if machine not in {type_lookup.find(kind).machine_type for kind, *_ in self._pairs()}:
+            return failed(name, f"has {machine or 'no machine type'}", command)
+        share = answer.body.get("shareSettings") or {}
+        with_project = (share.get("shareType"), self._project in share.get("projectMap", {}))
+        if owner != self._project and with_project in _NOT_SHARED:
+            command = f"gcloud compute reservations update {wanted.name} --zone {zone}"
+            command += f" --project {owner} --add-share-with {self._project}"
+            return failed(name, f"is not shared with {self._project}", command)
+        return ok(name, machine)
 
     def _disk(self, generation: str, needed: str) -> Check:
         assert isinstance(self._settings, ComputeSettings)

@@ -23,7 +23,7 @@ from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.model.tpu import type_lookup
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.base import Fault, Order, no_such_slice
-from tpufleet.providers.compute import error_mapping, naming, requests
+from tpufleet.providers.compute import adoption, error_mapping, naming, requests
 from tpufleet.providers.compute.api import ComputeApi
 from tpufleet.providers.compute.naming import Location
 from tpufleet.providers.compute.quota import QuotaReader
@@ -98,7 +98,10 @@ class ComputeProvider:
         limit.acquire()
         try:
             with limit.track_call():
-                self._create(order, accelerator, self._zones[order.zone].location)
+                if order.node:
+                    self._adopt(order, self._zones[order.zone].location)
+                else:
+                    self._create(order, accelerator, self._zones[order.zone].location)
         except RateLimited:
             limit.on_rate_limited()
             raise
@@ -108,8 +111,11 @@ class ComputeProvider:
         if zone not in self._zones or not metadata_keys.NODE_ID.fullmatch(slice_id):
             return  # cannot exist
         with self._rate_limits[zone].track_call():
-            zone_slice = self._find(slice_id, zone)
-            if zone_slice is not None:
+            zone_slice, creation = self._find(slice_id, zone), self._pending.get(slice_id)
+            node = (zone_slice.node if zone_slice else "") or (creation.node if creation else "")
+            if node:
+                self._give_back(node, slice_id, zone)
+            elif zone_slice is not None:
                 self._delete(zone_slice, self._zones[zone])
         self._pending.remove(slice_id)
 
@@ -142,6 +148,28 @@ class ComputeProvider:
     def close(self) -> None:
         self._wake = lambda: None
         self._listings.close()
+
+    # Adopting.
+    def _adopt(self, order: Order, location: Location) -> None:
+        """Saved before the first call, so that a release finds what a crash left behind."""
+        slice_id, now = order.slices[0], self._clock.now()
+        try:
+            found = adoption.check(self._api, order, self._settings, location, now)
+            self._pending.add(
+                Creation(
+                    slice_id=slice_id, zone=order.zone, operation="", asked_at=now, node=order.node
+                )
+            )
+            adoption.adopt(self._api, order, self._settings, location, found)
+        except BadRequest:
+            if self._pending.get(slice_id) is not None:
+                self._give_back(order.node, slice_id, order.zone)
+            self._pending.remove(slice_id)
+            raise
+
+    def _give_back(self, node: str, slice_id: SliceId, zone: str) -> None:
+        """It stays. Its agents exit when the server answers that the slice is released."""
+        adoption.give_back(self._api, self._zones[zone].location, node, slice_id)
 
     # Requesting.
     def _create(self, order: Order, accelerator: Accelerator, location: Location) -> None:

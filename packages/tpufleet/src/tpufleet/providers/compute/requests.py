@@ -9,6 +9,7 @@ its VM, and tells why.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import machine_types, type_lookup
 from tpufleet.model.tpu.type_lookup import Accelerator
-from tpufleet.providers.base import Order, find_type, refuse_adoption, require_zone
+from tpufleet.providers.base import Order, find_type, require_zone
 from tpufleet.providers.compute import naming
 from tpufleet.providers.compute.naming import Location
 from tpufleet.providers.compute.settings import ComputeSettings
@@ -34,7 +35,7 @@ MACHINES = frozenset(
 )  # fmt: skip
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 STANDARD = "STANDARD"
-_MODELS = {
+MODELS = {
     Capacity.SPOT: "SPOT",
     Capacity.ON_DEMAND: STANDARD,
     Capacity.QUEUED: "FLEX_START",
@@ -49,7 +50,6 @@ Json = dict[str, Any]
 
 def validate(order: Order, settings: ComputeSettings) -> Accelerator:
     """BadRequest before any call is sent."""
-    refuse_adoption(order, "compute")
     try:
         for slice_id in order.slices:
             check_name(slice_id)
@@ -62,7 +62,7 @@ def validate(order: Order, settings: ComputeSettings) -> Accelerator:
         other = "tpu-vm" if accelerator.runtime else "gke"
         name = type_lookup.short_name(accelerator.name)
         raise BadRequest(not_available(name, "as Compute Engine instances", other))
-    if order.capacity is Capacity.RESERVED and not settings.reservation:
+    if order.capacity is Capacity.RESERVED and not (settings.reservation or order.node):
         raise BadRequest(
             "no reservation; set `reservation` in compute, or allow another capacity type"
         )
@@ -95,7 +95,7 @@ def template(
         "machineType": accelerator.machine_type,
         "disks": [_boot_disk(accelerator, settings, "")],
         "labels": {naming.FLEET: metadata_keys.label_value(order.fleet)},
-        "metadata": _items({**settings.metadata, **startup_script.metadata(accelerator, settings)}),
+        "metadata": items({**settings.metadata, **startup_script.metadata(accelerator, settings)}),
     }
     return {"name": naming.template(order.fleet, properties), "properties": properties}
 
@@ -140,7 +140,7 @@ def instance(
         "machineType": f"{zone}/machineTypes/{accelerator.machine_type}",
         "disks": [_boot_disk(accelerator, settings, f"{zone}/diskTypes/")],
         "labels": naming.labels(order, slice_id),
-        "metadata": _items(
+        "metadata": items(
             {
                 **settings.metadata,
                 **startup_script.metadata(accelerator, settings),
@@ -177,7 +177,7 @@ def _machine(
 
 def _scheduling(capacity: Capacity, settings: ComputeSettings, bound: bool) -> Json:
     """TPUs cannot migrate: onHostMaintenance is always TERMINATE."""
-    model = _MODELS[capacity] if bound or capacity is not Capacity.RESERVED else STANDARD
+    model = MODELS[capacity] if bound or capacity is not Capacity.RESERVED else STANDARD
     body: Json = {
         "provisioningModel": model,
         "onHostMaintenance": "TERMINATE",
@@ -223,5 +223,5 @@ def _own_metadata(order: Order, slice_id: SliceId) -> dict[str, str]:
     return metadata_keys.metadata(own)
 
 
-def _items(values: dict[str, str]) -> Json:
+def items(values: Mapping[str, str]) -> Json:
     return {"items": [{"key": key, "value": values[key]} for key in sorted(values)]}

@@ -77,7 +77,7 @@ def of_group(
     unlisted = min(size - len(found), counted - found.count(RUNNING))
     found += [RUNNING] * unlisted
     age = now - moment(group.get("creationTimestamp"), now)
-    topology = _topology(status)
+    topology = topology_of(status)
     if _count(group, "deleting") >= max(len(found), 1):
         return Observation(state=CloudState.STOPPING, message="deleting")
     if topology.get("state") == "FAILED":
@@ -217,7 +217,7 @@ def _has_policy(group: Json) -> bool:
     return bool((group.get("resourcePolicies") or {}).get("workloadPolicy"))
 
 
-def _topology(status: Json) -> Json:
+def topology_of(status: Json) -> Json:
     return next(iter(status.get("appliedAcceleratorTopologies") or ()), {})
 
 
@@ -226,3 +226,8 @@ def _why_failed(topology: Json) -> str:
     details = list(error.get("errors", ())) or [error]
     why = details[0].get("message") or details[0].get("code") or "no reason is given"
     return f"the chips of its VMs cannot be joined: {why}"
+
+
+def config_of(group: Json) -> Json:
+    """What all of its instances have."""
+    return (group.get("allInstancesConfig") or {}).get("properties") or {}

@@ -19,13 +19,14 @@ from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu.type_lookup import find, is_known
 from tpufleet.providers.base import no_capacity_within
-from tpufleet.providers.compute import naming, states
+from tpufleet.providers.compute import adoption, naming, states
 from tpufleet.providers.compute.api import ComputeApi
 from tpufleet.providers.compute.naming import Location
 from tpufleet.providers.compute.quota import QuotaReader
 from tpufleet.providers.compute.settings import ComputeSettings
-from tpufleet.providers.compute.states import Observation
+from tpufleet.providers.compute.states import Observation, config_of
 from tpufleet.providers.tpu_vm import naming as metadata_keys
+from tpufleet.providers.tpu_vm.adoption import adopted_as
 from tpufleet.providers.tpu_vm.bootstrap_reports import BootstrapReports
 from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
 
@@ -46,6 +47,7 @@ class ZoneSlice(msgspec.Struct, frozen=True, kw_only=True):
 
     cloud_slice: CloudSlice
     path: str = ""  # empty: it is being created
+    node: str = ""  # the adopted group or instance: never deleted
     order: str = ""  # label of the order; slices of one are a gang
     granted_at: datetime | None = None  # when its first VM was created: it costs money
 
@@ -80,20 +82,27 @@ class ZoneObserver:
     def observe(self, now: datetime, expected: Collection[ExpectedSlice] = ()) -> ZoneView:
         """Listings are eventually consistent: an expected slice is only missing if neither a group
         nor an instance of its name is found."""
-        groups = {each["name"]: each for each in self._api.groups(self.location)}
-        groups = {name: each for name, each in groups.items() if self._is_own(_config(each))}
+        listed = {each["name"]: each for each in self._api.groups(self.location)}
+        groups = {name: each for name, each in listed.items() if self._is_own(config_of(each))}
         instances = self._api.instances(self.location, self._fleet)
         members: dict[str, list[Json]] = defaultdict(list)
         for instance in instances:
             members[instance.get("labels", {}).get(naming.SLICE, instance["name"])].append(instance)
         self._add_unlisted(groups, members, expected)
-        alone = {name: each[0] for name, each in members.items() if name not in groups}
+        adopted = {
+            name: each
+            for name, each in members.items()
+            if metadata_keys.ADOPTED in (each[0].get("labels") or {})
+        }
+        taken = {*groups, *adopted}
+        alone = {name: each[0] for name, each in members.items() if name not in taken}
         single = {name: vm for name, vm in alone.items() if vm["name"] == name}
         self._bootstrap.start_observation({self._paths(each) for each in members.values()}, now)
         observed: dict[SliceId, ZoneSlice] = {}
         for zone_slice in [
             *self._of_groups(groups, members, now),
             *(self._of_instance(vm, now) for vm in single.values()),
+            *(self._of_adopted(name, each, listed, now) for name, each in adopted.items()),
         ]:
             observed[zone_slice.cloud_slice.id] = zone_slice
         for index, creation in enumerate(self._missing(observed)):
@@ -113,7 +122,7 @@ class ZoneObserver:
         )
         return self.view
 
-    def _is_own(self, config: Json) -> bool:
+    def _is_own(self, config: Mapping[str, Any]) -> bool:
         return (config.get("labels") or {}).get(naming.FLEET) == self._fleet
 
     def _add_unlisted(
@@ -124,21 +133,26 @@ class ZoneObserver:
     ) -> None:
         """Own groups and instances that exist although the listings lack them."""
         alone = {vm["name"] for each in members.values() for vm in each}
-        names = [
-            each.id
+        lacking = [
+            each
             for each in expected
             if each.zone == self.location.zone
-            and each.id not in groups
-            and each.id not in alone
+            and each.id not in (members if each.node else {*groups, *alone})
             and not self._has_operation(each.id)  # which tells more
         ]
+        for each in lacking:
+            if each.node:
+                _, instances = adoption.read(self._api, self.location, each.node)
+                own = [vm for vm in instances if adopted_as(vm.get("labels") or {}) == each.id]
+                members.update({each.id: own} if own else {})
+        names = [each.id for each in lacking if not each.node]
         if not names:
             return
         paths = [(self.location.group(name), self.location.instance(name)) for name in names]
         with ThreadPoolExecutor(min(len(names), PARALLEL_READS)) as pool:
             found = list(pool.map(lambda pair: [self._api.get(path) for path in pair], paths))
         for name, (group, instance) in zip(names, found, strict=True):
-            if group is not None and self._is_own(_config(group)):
+            if group is not None and self._is_own(config_of(group)):
                 groups[name] = group
             elif instance is not None and self._is_own(instance):
                 members[name] = [instance]
@@ -164,7 +178,7 @@ class ZoneObserver:
     def _of_group(
         self, group: Json, instances: Sequence[Json], errors: Sequence[Json], now: datetime
     ) -> ZoneSlice:
-        config = _config(group)
+        config = config_of(group)
         capacity = Capacity(config["labels"].get(naming.CAPACITY, Capacity.SPOT))
         queued = capacity is Capacity.QUEUED
         seen = states.of_group(
@@ -187,9 +201,22 @@ class ZoneObserver:
         path = self.location.instance(instance["name"])
         return self._slice(instance["name"], seen, path, labels, [instance], now)
 
+    def _of_adopted(
+        self, name: str, instances: list[Json], groups: Mapping[str, Json], now: datetime
+    ) -> ZoneSlice:
+        """An instance or a group that a person made, and that is never deleted."""
+        node = instances[0]["labels"].get(metadata_keys.NODE, "")
+        group = groups.get(node)
+        if group is None and node != instances[0]["name"]:
+            group = self._api.get(self.location.group(node))
+        seen = adoption.observe(group, instances, self._settings, now)
+        found = self._slice(name, seen, "", {}, instances, now, adopted=True)
+        cloud = replace(found.cloud_slice, capacity=adoption.capacity_of(instances))
+        return replace(found, cloud_slice=cloud, node=node)
+
     def _slice(
         self, name: str, seen: Observation, path: str, labels: Mapping[str, str],
-        instances: Sequence[Json], now: datetime,
+        instances: Sequence[Json], now: datetime, adopted: bool = False,
     ) -> ZoneSlice:  # fmt: skip
         slice_id = SliceId(name)
         if slice_id in self.released:
@@ -203,7 +230,8 @@ class ZoneObserver:
             seen = replace(seen, notice=earlier.cloud_slice.notice or seen.notice)
         cloud = self._cloud_slice(slice_id, seen)
         if seen.state is CloudState.UP and instances:
-            reports = self._bootstrap.of_node(self._paths(instances), len(instances), now)
+            paths, only = self._paths(instances), slice_id if adopted else None
+            reports = self._bootstrap.of_node(paths, len(instances), now, only)
             cloud = replace(cloud, bootstrap=reports)
         granted = [
             states.moment(vm.get("creationTimestamp"), now)
@@ -315,12 +343,8 @@ def refuse_gangs(
     return result
 
 
-def _config(group: Json) -> Json:
-    return (group.get("allInstancesConfig") or {}).get("properties") or {}
-
-
 def _metadata(group: Json) -> Mapping[str, str]:
-    return _config(group).get("metadata") or {}
+    return config_of(group).get("metadata") or {}
 
 
 def _policy(group: Json) -> str:

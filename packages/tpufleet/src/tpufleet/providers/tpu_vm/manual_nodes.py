@@ -18,7 +18,7 @@ from tpufleet.errors import BadRequest, FleetError, NoCapacity, ProviderError, T
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import GONE_STATES, CreatedNode, FleetMember, NodeInfo, NodeRequest
 from tpufleet.model.tpu import type_lookup
-from tpufleet.providers.tpu_vm import adoption, error_mapping, naming, requests
+from tpufleet.providers.tpu_vm import error_mapping, naming, requests, states
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
 
@@ -291,7 +291,7 @@ def _node_info(node: tpu_v2.Node, zone: str) -> NodeInfo:
         health=tpu_v2.Node.Health(node.health).name if node.health else "",
         accelerator=node.accelerator_type,
         runtime=node.runtime_version,
-        capacity=adoption.capacity_of(node).value,
+        capacity=states.capacity_of(node).value,
         addresses=tuple(
             endpoint.access_config.external_ip or endpoint.ip_address
             for endpoint in node.network_endpoints

@@ -16,8 +16,9 @@ from tpufleet.providers.base import Order
 FLEET, SLICE, ORDER, JOB, POOL, CAPACITY = (
     f"tpufleet-{key}" for key in ("fleet", "slice", "order", "job", "pool", "capacity")
 )
-# Label of a node that a person made: the slice it was adopted as. Such a node is never deleted.
-ADOPTED = "tpufleet-adopted"
+# Labels of a node that a person made: the slice it was adopted as, and its name, or that of its
+# group. Such a node is never deleted.
+ADOPTED, NODE = "tpufleet-adopted", "tpufleet-node"
 # What adoption replaced in the metadata of such a node, as JSON.
 FORMER_METADATA = "tpufleet-former"
 SLICES, TOKENS, SERVER = "tpufleet-slices", "tpufleet-tokens", "tpufleet-server"
@@ -48,8 +49,8 @@ class TpuLocation(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.path}/queuedResources/{queued_id}"
 
 
-def no_such_node(name: str, zone: str) -> BadRequest:
-    return BadRequest(str(not_found(f"TPU VM in {zone}", name, "vm fleet list")))
+def no_such_node(name: str, zone: str, listing: str = "vm fleet list") -> BadRequest:
+    return BadRequest(str(not_found(f"TPU VM in {zone}", name, listing)))
 
 
 def of_another_fleet(name: str, zone: str) -> BadRequest:

@@ -121,14 +121,14 @@ class ProjectResources:
         belongs = self._owner(node)
         usd = None
         if type_lookup.is_known(kind := node.accelerator_type):
-            price = prices.chip_hour_price(kind, adoption.capacity_of(node), self._table)
+            price = prices.chip_hour_price(kind, states.capacity_of(node), self._table)
             usd = None if price is None else price * type_lookup.find(kind).chips
         end = f"tpu vm delete {name} --zone {zone}"
         if node.queued_resource:
             end = _delete_queued(naming.short_name(node.queued_resource), zone)
         return PaidResource(
             kind="TPU VM", name=name, location=zone,
-            type=f"{type_lookup.short_name(kind)} {adoption.capacity_of(node)}", state=state,
+            type=f"{type_lookup.short_name(kind)} {states.capacity_of(node)}", state=state,
             belongs=belongs, usd_per_hour=0.0 if state in _NOT_BILLED else usd,
             next=_next(belongs, node.labels, name, end),
         )  # fmt: skip
@@ -146,15 +146,13 @@ class ProjectResources:
         if naming.FLEET not in node.labels:
             by_hand = MANUAL_LABELS.items() <= dict(node.labels).items()
             return Belongs.BY_HAND if by_hand else Belongs.OTHERS
-        belongs = self._fleet_of(node.metadata)
-        adopted = belongs is Belongs.OURS and adoption.adopted_as(node)
-        return Belongs.ADOPTED if adopted else belongs
+        return self._fleet_of(node.metadata, node.labels)
 
-    def _fleet_of(self, metadata: Mapping[str, str]) -> Belongs:
+    def _fleet_of(self, metadata: Mapping[str, str], labels: Mapping[str, str]) -> Belongs:
         """Whose slice it is, by the server that its hosts connect to."""
         host = urlsplit(metadata.get(naming.SERVER, "")).hostname or ""
         if host in self._own:
-            return Belongs.OURS
+            return Belongs.ADOPTED if adoption.adopted_as(labels) else Belongs.OURS
         # Somebody's server elsewhere cannot be asked; one in this network would be listed.
         elsewhere = host in self._servers or not _is_private(host)
         return Belongs.OTHERS if elsewhere else Belongs.ORPHANED
@@ -209,7 +207,8 @@ class ProjectResources:
         end = f"tpu deploy server --delete --name {name}"
         if naming.FLEET in labels:
             items = vm.get("metadata", {}).get("items", ())
-            belongs = self._fleet_of({item["key"]: item.get("value", "") for item in items})
+            metadata = {item["key"]: item.get("value", "") for item in items}
+            belongs = self._fleet_of(metadata, labels)
             group = _group_of(vm)
             end = _delete(GROUPS, group, zone) if group else _delete("instances", name, zone)
         return PaidResource(
@@ -226,7 +225,7 @@ class ProjectResources:
             config, name = _config_of(group), group["name"]
             labels = config.get("labels", {})
             if naming.FLEET in labels and name not in with_vms:
-                belongs = self._fleet_of(config.get("metadata", {}))
+                belongs = self._fleet_of(config.get("metadata", {}), labels)
                 yield PaidResource(
                     kind="group", name=name, location=zone, type=f"{group['targetSize']} VMs",
                     state="WAITING", belongs=belongs, usd_per_hour=0.0,
@@ -332,7 +331,7 @@ def _group_of(vm: Mapping[str, Any]) -> str:
 
 def _next(belongs: Belongs, labels: Mapping[str, str], name: str, end: str) -> str:
     if belongs is Belongs.ADOPTED:
-        return f"tpu adopt undo {name}"
+        return f"tpu adopt undo {labels.get(naming.NODE, name)}"
     if belongs is Belongs.OURS:
         job, pool = labels.get(naming.JOB), labels.get(naming.POOL)
         return f"tpu cancel {job}" if job else f"tpu pool delete {pool}" if pool else end

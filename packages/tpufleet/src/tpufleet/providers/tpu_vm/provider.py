@@ -41,6 +41,7 @@ from tpufleet.providers.tpu_vm.zone_observer import ZoneObserver, ZoneSlice, Zon
 
 # A release may use a view of the zone that is no older than this.
 MAX_VIEW_AGE = timedelta(seconds=15)
+UPDATED_FIELDS = ("labels", "metadata")  # by an adoption
 
 
 class TpuVmProvider:
@@ -158,10 +159,10 @@ class TpuVmProvider:
 
     # Adopting.
     def _adopt(self, order: Order, location: naming.TpuLocation) -> None:
-        node = adoption.check(self._api.get_node(location.node(order.node)), order)
-        if adoption.adopted_as(node) is None:
-            update = adoption.adopted(node, order, self._settings)
-            operation = self._api.update_node(update, *adoption.UPDATED_FIELDS)
+        node = states.check_adoptable(self._api.get_node(location.node(order.node)), order)
+        if adoption.adopted_as(node.labels) is None:
+            marks = adoption.adopted(_marks(node), order, self._settings)
+            operation = self._api.update_node(_update(node, marks), *UPDATED_FIELDS)
             self._pending.add(
                 Creation(
                     slice_id=order.slices[0],
@@ -175,13 +176,14 @@ class TpuVmProvider:
     def _give_back(self, slice_id: SliceId, zone_slice: ZoneSlice) -> None:
         """The node stays. Its agent exits when the server answers that the slice is released."""
         node = self._api.get_node(zone_slice.node or "")
-        if node is None or adoption.adopted_as(node) != slice_id:
+        if node is None or adoption.adopted_as(node.labels) != slice_id:
             return
-        if node.state not in adoption.UPDATABLE_STATES:
+        if node.state not in states.UPDATABLE_STATES:
             with self._lock:
                 self._given_back.add(slice_id)
             return
-        self._api.update_node(adoption.given_back(node), *adoption.UPDATED_FIELDS)
+        marks = adoption.given_back(_marks(node))
+        self._api.update_node(_update(node, marks), *UPDATED_FIELDS)
 
     # Requesting.
     def _request_node(self, order: Order, location: naming.TpuLocation) -> None:
@@ -278,3 +280,11 @@ class TpuVmProvider:
             if zone_slice is not None and zone_slice.node:
                 return zone_slice.node
         raise no_such_slice(slice_id)
+
+
+def _marks(node: tpu_v2.Node) -> adoption.Marks:
+    return adoption.Marks(labels=dict(node.labels), metadata=dict(node.metadata))
+
+
+def _update(node: tpu_v2.Node, marks: adoption.Marks) -> tpu_v2.Node:
+    return tpu_v2.Node(name=node.name, labels=marks.labels, metadata=marks.metadata)

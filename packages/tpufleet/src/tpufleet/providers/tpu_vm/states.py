@@ -9,8 +9,10 @@ from google.cloud import tpu_v2
 from tpufleet.model.fleet.cloud_slices import CloudState
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.pools import RefusalKind, refusal_kind
-from tpufleet.providers.base import no_capacity_within
-from tpufleet.providers.tpu_vm import error_mapping
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu.type_lookup import find, short_name
+from tpufleet.providers.base import Order, no_capacity_within
+from tpufleet.providers.tpu_vm import adoption, error_mapping, naming
 
 State = tpu_v2.Node.State
 Health = tpu_v2.Node.Health
@@ -46,6 +48,10 @@ _NODE_MESSAGES: dict[int, str] = {
 
 # Without machines. A deletion or a stop that is in progress proves nothing yet.
 FENCED_STATES = (State.PREEMPTED, State.TERMINATED, State.STOPPED, State.HIDDEN)
+
+# In others the API refuses an update: an adopted node keeps our labels, and is left alone.
+UPDATABLE_STATES = (State.READY, State.STOPPED)
+_SOON_READY = (State.CREATING, State.STARTING, State.RESTARTING)
 
 # Without ACTIVE: then the states of the nodes apply.
 QUEUED_STATES: dict[int, tuple[CloudState, str]] = {
@@ -113,3 +119,24 @@ def _lost_hosts(node: tpu_v2.Node) -> tuple[int, ...]:
         if symptom.symptom_type is timed_out
     }
     return tuple(sorted(int(worker) for worker in workers if worker.isdecimal()))
+
+
+def capacity_of(node: tpu_v2.Node) -> Capacity:
+    scheduling = node.scheduling_config
+    if scheduling.spot or scheduling.preemptible:
+        return Capacity.SPOT
+    return Capacity.RESERVED if scheduling.reserved else Capacity.ON_DEMAND
+
+
+def check_adoptable(node: tpu_v2.Node | None, order: Order) -> tpu_v2.Node:
+    """BadRequest if this node cannot become the slice of the order."""
+    if node is None:
+        raise naming.no_such_node(order.node, order.zone)
+    adoption.check_owner(node.labels, order)
+    if node.accelerator_type != find(order.accelerator).name:
+        raise adoption.wrong_type(order, short_name(node.accelerator_type))
+    state = State(node.state)
+    if state is not State.READY:
+        repair = "" if state in _SOON_READY else f"tpu vm repair {order.node}"
+        raise adoption.not_ready(order, state.name.lower(), repair)
+    return node

@@ -147,7 +147,7 @@ class ZoneObserver:
     def _slice_of(self, node: tpu_v2.Node) -> SliceId:
         slices = naming.slices_of(node.metadata)
         node_id = naming.short_name(node.name)
-        return adoption.adopted_as(node) or naming.slice_of_node(node_id, slices)
+        return adoption.adopted_as(node.labels) or naming.slice_of_node(node_id, slices)
 
     def _delete_expired(self, nodes: Sequence[tpu_v2.Node], now: datetime) -> None:
         """Manual nodes whose `--autostop` time is over."""
@@ -177,7 +177,7 @@ class ZoneObserver:
 
     def _of_node(self, node: tpu_v2.Node, now: datetime) -> ZoneSlice:
         slices = naming.slices_of(node.metadata)
-        adopted_as = adoption.adopted_as(node)
+        adopted_as = adoption.adopted_as(node.labels)
         slice_id = self._slice_of(node)
         state, message, lost, notice = states.node_state(node)
         if state is not CloudState.CREATING:
@@ -192,7 +192,7 @@ class ZoneObserver:
             notice=notice,
             fenced=node.state in states.FENCED_STATES,
             maintenance_at=self._maintenance.start_of(node.name) if self._maintenance else None,
-            capacity=adoption.capacity_of(node) if adopted_as else None,
+            capacity=states.capacity_of(node) if adopted_as else None,
             bootstrap=self._bootstrap_reports(node, state, now),
         )
         if adopted_as:
@@ -208,7 +208,7 @@ class ZoneObserver:
             return ()
         hosts = node.metadata.get(naming.HOSTS, "1")
         count = int(hosts) if hosts.isdecimal() else 1
-        return self._bootstrap.of_node(node.name, count, now, adoption.adopted_as(node))
+        return self._bootstrap.of_node(node.name, count, now, adoption.adopted_as(node.labels))
 
     def _of_queued(
         self,

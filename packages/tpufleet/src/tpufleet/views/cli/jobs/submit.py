@@ -414,6 +414,7 @@ def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan]) -> None:
         click.echo(
             f"# {text.counted(len(scan.entries), 'file')} in {job.folder}, {text.size(scan.size)}"
         )
-        estimate = estimate_text(prices.estimate(job.spec, table))
-        click.echo(f"# {SIMULATED + ': nothing is billed' if simulated else estimate}")
+        estimate = prices.estimate(job.spec, table)
+        free = f"{SIMULATED} ({text.counted(estimate.chips, 'chip')}): nothing is billed"
+        click.echo(f"# {free if simulated else estimate_text(estimate)}")
     output.print_status(f"dry run: {text.counted(len(jobs), 'job')} valid, none submitted")

@@ -1,10 +1,12 @@
-"""`tpu adopt` and `tpu adopt undo`: TPU VMs that people made, as slices of a pool."""
+"""`tpu adopt` and `tpu adopt undo`: TPU VMs, instances and groups of instances that people made, as
+slices of a pool."""
 
 from __future__ import annotations
 
 import shlex
 import time
 from collections.abc import Set
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +16,7 @@ from tpufleet.model.api_types import SliceRow
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.slices import SliceId, SliceState
 from tpufleet.model.tpu.type_lookup import short_name
-from tpufleet.views.cli import connection, output
+from tpufleet.views.cli import connection, gcloud, output
 from tpufleet.views.cli.gcloud import NodeAddress
 from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.vm import remote_commands
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
 
 POLL_SECONDS = 0.5
-PREPARED_WITHIN, READY_WITHIN = 120.0, 900.0  # seconds
+PREPARED_WITHIN, READY_WITHIN, LISTED_WITHIN = 120.0, 900.0, 60.0  # seconds
+PARALLEL_SSH = 16
+SLICE_LABEL = "tpufleet-slice"  # of its instances
 _LOST = (SliceState.RELEASING, SliceState.GONE)
 
 
@@ -34,16 +38,17 @@ _LOST = (SliceState.RELEASING, SliceState.GONE)
     "  tpu adopt v4-32-py2 --pool lab --no-ssh\n",
 )
 @click.argument("node")
-@click.option("--pool", required=True, help="Of the provider tpu-vm, with the type of the TPU VM.")
+@click.option("--pool", required=True, help="Of the provider tpu-vm or compute, with the type.")
 @click.option("--zone", help="Required unless the name contains it or the pool has one zone.")
 @click.option("--no-ssh", is_flag=True, help="Only print what to run on the hosts.")
 @json_option
 def adopt(node: str, pool: str, zone: str | None, no_ssh: bool) -> None:
     """Make a TPU VM that was created by hand usable for the jobs of a pool.
 
-    Requires the admin role. The server labels NODE and puts its startup script into the metadata;
-    this command runs it on every host, with ssh through gcloud. Nothing on it is ended, and
-    it is never deleted: `tpu adopt undo` gives it back.
+    NODE may also be an instance with TPUs, or a managed instance group. Requires the admin role.
+    The server labels NODE and puts its startup script into the metadata; this command runs it on
+    every host, with ssh through gcloud. Nothing on it is ended, and it is never deleted: `tpu adopt
+    undo` gives it back.
     """
     fleets.check_name(node)
     with connection.connect() as client:
@@ -54,10 +59,10 @@ def adopt(node: str, pool: str, zone: str | None, no_ssh: bool) -> None:
         )
         if prepared.state is not SliceState.READY:
             if no_ssh:
-                output.print_status(_by_hand(node, place))
+                output.print_status(_by_hand(prepared))
             else:
                 output.print_status(f"{node}: prepared; installing the agent with ssh")
-                _install(node, place, prepared.id)
+                _install(prepared)
             prepared = _wait(client, node, slice_id, READY_WITHIN, {SliceState.READY})
     kind = short_name(prepared.accelerator)
     output.print_result(
@@ -79,7 +84,7 @@ def undo(node: str) -> None:
         known = [row for row in client.slices() if node in (row.id, row.node) and row.node]
         client.unregister(node)
     message = f"gave {node} back; it goes on running"
-    if known:
+    if known and known[0].provider == "tpu-vm":
         message += f"\n  next: `tpu vm delete {known[0].node} --zone {known[0].zone}` deletes it"
     output.print_result({"unregistered": node}, message)
 
@@ -124,19 +129,54 @@ def _wait(
         time.sleep(POLL_SECONDS)
 
 
-def _install(node: str, zone: str, slice_id: str) -> None:
-    settings = connection.settings().tpu_vm or {}
+def _install(row: SliceRow) -> None:
+    configured = connection.settings()
+    is_instance = row.provider == "compute"
+    settings = (configured.compute if is_instance else configured.tpu_vm) or {}
     if settings.get("endpoint"):
-        from tpufleet.compose.providers import run_emulated_startup_script
+        from tpufleet.compose import providers
 
-        run_emulated_startup_script(str(settings["endpoint"]), node)
+        if is_instance:
+            providers.reset_emulated_instances(configured, row.zone, row.id)
+        else:
+            providers.run_emulated_startup_script(str(settings["endpoint"]), row.node)
         return
-    address = NodeAddress(name=node, zone=zone, project=str(settings.get("project") or ""))
-    outcome = remote_commands.run_startup_script(address, slice_id)
-    if outcome.result is not NodeResult.DONE:
-        raise FleetError(f"{node}: {outcome.message}\n{_by_hand(node, zone)}")
+    project = str(settings.get("project") or "")
+    names = _instances(row, project) if is_instance else [row.node]
+    hosts = [
+        NodeAddress(name=name, zone=row.zone, project=project, is_instance=is_instance)
+        for name in names
+    ]
+    with ThreadPoolExecutor(PARALLEL_SSH) as pool:
+        for outcome in pool.map(
+            lambda host: remote_commands.run_startup_script(host, row.id), hosts
+        ):
+            if outcome.result is not NodeResult.DONE:
+                raise FleetError(f"{outcome.name}: {outcome.message}\n{_by_hand(row)}")
 
 
-def _by_hand(node: str, zone: str) -> str:
-    argv = NodeAddress(name=node, zone=zone).ssh("all", remote_commands.STARTUP_COMMAND)
-    return f"  next: run the startup script on every host, or restart the node:\n{shlex.join(argv)}"
+def _instances(row: SliceRow, project: str) -> list[str]:
+    """The server has labelled them."""
+    argv = _list_instances(row) + ([f"--project={project}"] if project else [])
+    found = gcloud.run(argv, LISTED_WITHIN)
+    names = [line for line in found.output.splitlines() if fleets.NODE_ID.fullmatch(line)]
+    if found.status or not names:
+        raise FleetError(f"{row.node}: {found.output.strip() or 'no output'}\n{_by_hand(row)}")
+    return names
+
+
+def _list_instances(row: SliceRow) -> list[str]:
+    return [
+        "gcloud", "compute", "instances", "list", f"--zones={row.zone}",
+        f"--filter=labels.{SLICE_LABEL}={row.id}", "--format=value(name)",
+    ]  # fmt: skip
+
+
+def _by_hand(row: SliceRow) -> str:
+    is_instance = row.provider == "compute"
+    name = "VM" if is_instance else row.node
+    address = NodeAddress(name=name, zone=row.zone, is_instance=is_instance)
+    line = shlex.join(address.ssh("all", remote_commands.STARTUP_COMMAND))
+    if is_instance:
+        line = f"{shlex.join(_list_instances(row))} | xargs -I VM {line}"
+    return f"  next: run the startup script on every host, or restart the node:\n{line}"

@@ -56,7 +56,9 @@ def ssh(
                 f"{row.id} is on {emulator or row.provider}, which has no ssh\n"
                 f"  next: tpu exec {row.id} -- COMMAND"
             )
-        grouped = row.provider == "compute" and (row.hosts > 1 or row.capacity in GROUPED)
+        grouped = row.provider == "compute" and (
+            row.hosts > 1 or row.capacity in GROUPED or bool(row.node)
+        )
         name = _instance(client, row.id, host) if grouped else row.node or row.id
     project = str(settings.get("project") or "")
     address = gcloud.NodeAddress(
