@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-MARK = b"of-the-victim"
+MARK = b"-".join((b"of", b"the", b"victim"))  # this file does not contain it
 *FOLDERS, VICTIM = sys.argv[1:]
 libc = ctypes.CDLL(None, use_errno=True)
 

@@ -21,7 +21,7 @@ from tpufleet.model.job.jobs import JobId
 from tpufleet.model.people.users import Role
 
 PROGRAMS = Path(__file__).parent
-SECRET = "of-the-victim-5f2b"
+SECRET = "-".join(("of", "the", "victim", "5f2b"))  # this file does not contain it
 
 
 class Lab:

@@ -10,7 +10,7 @@ import time
 from multiprocessing import shared_memory
 from pathlib import Path
 
-MARK = "of-the-victim"
+MARK = "-".join(("of", "the", "victim"))  # this file does not contain it
 libc = ctypes.CDLL(None, use_errno=True)
 for folder in ("/tmp", "/dev/shm", "/var/tmp", ".", os.environ["TPUFLEET_CHECKPOINT_DIR"]):
     try:
@@ -20,7 +20,7 @@ for folder in ("/tmp", "/dev/shm", "/var/tmp", ".", os.environ["TPUFLEET_CHECKPO
         path.chmod(0o644)
     except OSError as error:
         print(path, error, flush=True)
-memory = shared_memory.SharedMemory("of-the-victim", create=True, size=4096)
+memory = shared_memory.SharedMemory(MARK, create=True, size=4096)
 libc.shmget(0x1234, 4096, 0o1666)
 libc.syscall(248, b"user", MARK.encode(), MARK.encode(), 13, -3)  # add_key to the session keyring
 listener = socket.socket(socket.AF_UNIX)
