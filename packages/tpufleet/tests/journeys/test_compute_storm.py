@@ -98,7 +98,7 @@ def storm(seed: int, per_zone: int, switches: Switches) -> ComputeFaultPlan:
     [
         pytest.param(6, 1, Switches(), id="6 jobs"),
         pytest.param(6, 2, OTHER_ANSWERS, id="6 jobs, other answers"),
-        pytest.param(64, 3, Switches(), id="64 jobs", marks=pytest.mark.slow),
+        pytest.param(64, 3, Switches(), id="64 jobs", marks=pytest.mark.scale),
     ],
 )
 def test_all_jobs_survive_a_storm_and_nothing_is_left(
