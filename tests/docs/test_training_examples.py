@@ -139,7 +139,7 @@ def test_flax_orbax_and_grain_continue_bit_for_bit_after_a_preemption(server, fi
     compare_runs(server, file, command, 4, **fields)
 
 
-@pytest.mark.slow
+@pytest.mark.scale
 @needs_flax
 @needs_orbax
 @pytest.mark.parametrize(
