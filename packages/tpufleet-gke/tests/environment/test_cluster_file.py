@@ -153,6 +153,61 @@ ERRORS = {
         {"tpu_pools": {"a": {"type": "v5e-16", "managed_by": "compute-class"},
                        "b": {"type": "v5e-16"}}},
         "tpu_pools.a.managed_by: another of tpu_pools has v5e-16 too"),
+    "a name too long for the accounts of parts": (
+        {"name": "a-name-of-20-letters", "teams": {"x": {}}},
+        "name: too long for the service account a-name-of-20-letters-provisioner; shorten it"),
+    "a name too long for the account of a team": (
+        {"teams": {"x" * 30: {}}}, f"teams.{'x' * 30}: too long for the service account"),
+    "a pool whose slices have names that GKE refuses": (
+        {"tpu_pools": {"a" * 39: {"type": "v5e-16", "managed_by": "terraform"}}},
+        f"tpu_pools.{'a' * 39}: its node pool {'a' * 39}-0 has a name that is too long"),
+    "upgrades that a channel does not leave off": (
+        {"tpu_pools": {"a": {"type": "v5e-16", "auto_upgrade": False}}},
+        "tpu_pools.a.auto_upgrade: unknown field"),
+    "a state bucket that Cloud Storage refuses": (
+        {"automation": {"bucket": "my-google-state"}}, "automation.bucket: 'my-google-state' is "
+        "not a bucket name"),
+    "the value of a label of nodes": (
+        {"cpu_pools": {"cpu": {"labels": {"team": "a b"}}}},
+        "cpu_pools.cpu.labels.team: 'a b' is not a label value; for example a-b"),
+    "the value of a taint": (
+        {"cpu_pools": {"cpu": {"taints": [{"key": "a", "value": "a b"}]}}},
+        "cpu_pools.cpu.taints[0].value: 'a b' is not a label value; for example a-b"),
+    "an image of nodes": (
+        {"cpu_pools": {"cpu": {"image_type": "COS"}}}, "cpu_pools.cpu.image_type: unknown value"),
+    "a machine without Persistent Disk": (
+        {"cpu_pools": {"cpu": {"machine_type": "c4-standard-8"}}},
+        "cpu_pools.cpu.disk_type: c4-standard-8 cannot have pd-balanced disks; write hyperdisk-"),
+    "a machine without Hyperdisk": (
+        {"cpu_pools": {"cpu": {"disk_type": "hyperdisk-balanced"}}},
+        "cpu_pools.cpu.disk_type: n2-standard-8 cannot have hyperdisk-balanced disks; write pd-"),
+    "logs of jobs without those of the system": (
+        {"cluster": {"logging": ["WORKLOADS"]}},
+        "cluster.logging: WORKLOADS goes with SYSTEM_COMPONENTS"),
+    "a range that no VPC has": (
+        {"network": {"nodes": "224.0.0.0/18"}},
+        "network.nodes: '224.0.0.0/18' is not a range that a VPC can have"),
+    "a public range at a private endpoint": (
+        {"network": {"private_endpoint": True, "authorized_networks": {"home": "1.2.3.0/24"}}},
+        "network.authorized_networks.home: 1.2.3.0/24 cannot reach a private endpoint"),
+    "a network that exists": (
+        {"network": {"existing": {
+            "network": "Net", "subnetwork": "s", "pods_range": "p", "services_range": "v"}}},
+        "network.existing.network: 'Net' is not a name of a resource; for example net"),
+    "the name of a reservation": (
+        {"tpu_pools": {"a": {"type": "v5e-16", "capacity": "reserved", "reservation": "My R"}}},
+        "tpu_pools.a.reservation: 'My R' is not a reservation"),
+    "a location of buckets": (
+        {"buckets": {"a": {"location": "europe"}}}, "buckets.a.location: 'europe' is not"),
+    "a location of images": ({"registry": {"location": "eu"}}, "registry.location: 'eu' is not"),
+    "a version of Kubernetes with a letter": (
+        {"cluster": {"version": "v1.33"}}, "cluster.version: 'v1.33' is not a version; for example "
+        "1.33"),
+    "a release without its letter": (
+        {"addons": {"kueue": "0.18.3"}}, "addons.kueue: '0.18.3' is not a release; for example "
+        "v0.18.3"),
+    "a label that Google reserves": (
+        {"labels": {"goog-x": "a"}}, "labels.goog-x: 'goog-x' is not a label of Google Cloud"),
     "text for a flag": ({"deletion_protection": "yes"}, "deletion_protection: must be true or "
                         "false, not 'yes'"),
 }  # fmt: skip
@@ -163,6 +218,24 @@ def test_an_error_names_the_path_and_the_nearest_valid_value(changes, expected):
     with pytest.raises(BadInput) as caught:
         parse({**SMALLEST, **changes})
     assert f"cluster.yaml: {expected}" in str(caught.value)
+
+
+ACCEPTED = {
+    "a bucket in two regions": {"buckets": {"a": {"location": "nam4"}}},
+    "images in Europe": {"registry": {"location": "europe"}},
+    "everybody at a public endpoint": {"network": {"authorized_networks": {"all": "0.0.0.0/0"}}},
+    "no logs": {"cluster": {"logging": []}},
+    "a part of a reservation of another project": {"tpu_pools": {"a": {
+        "type": "v5e-16", "capacity": "reserved",
+        "reservation": "projects/other-project/reservations/r/reservationBlocks/b-1"}}},
+    "machines that may have either disk": {
+        "cpu_pools": {"cpu": {"machine_type": "c3-standard-8", "disk_type": "hyperdisk-balanced"}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_google_cloud_accepts_is_accepted(changes):
+    assert parse({**SMALLEST, **changes})
 
 
 def test_all_errors_are_reported_at_once():

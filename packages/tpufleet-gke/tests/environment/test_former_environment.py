@@ -136,11 +136,11 @@ def test_c3_topologies_are_right():
 
 def test_c4_repair_and_upgrade_reach_every_pool():
     """Was: written under a misspelt name, and dropped. The schema check finds any other."""
-    off = {"auto_repair": False, "auto_upgrade": False}
+    off = {"auto_repair": False}
     static = {"type": "v5e-8", "managed_by": "terraform", **off}
     built = environment(cpu_pools={"c": off}, gpu_pools={"g": off}, tpu_pools={"t": static})
     for name in ("c", "g", "t"):
-        assert node_pool(built, name)["management"] == off
+        assert node_pool(built, name)["management"] == {**off, "auto_upgrade": True}
     # In a release channel, GKE refuses pools without upgrades.
     flexible = environment(**tpu("v6e-16", capacity="flex-start"))
     for default, name in ((environment(**tpu("v5e-8")), "pool"), (flexible, "pool-0")):
@@ -174,9 +174,7 @@ def test_c5_every_field_of_a_pool_changes_the_pool(group, section, base):
     for item in fields(section):
         if item.name in INDIRECT:
             continue
-        upgrade = not item.default
-        value = upgrade if item.name == "auto_upgrade" else CHANGED[item.name]
-        changed = environment(**{group: {"x": {**base, item.name: value}}})
+        changed = environment(**{group: {"x": {**base, item.name: CHANGED[item.name]}}})
         assert node_pool(changed, "x") != plain, item.name
 
 

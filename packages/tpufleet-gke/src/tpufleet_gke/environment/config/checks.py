@@ -29,6 +29,10 @@ def check(environment: Environment) -> Iterator[Problem]:
         for field in ("nodes", "pods", "services"):
             if getattr(environment.network, field) != getattr(Network(), field):
                 yield (f"network.{field}", "is that of network.existing; remove it")
+    logs = environment.cluster.logging
+    if logs and "SYSTEM_COMPONENTS" not in logs:
+        # https://cloud.google.com/kubernetes-engine/docs/how-to/config-logging-monitoring
+        yield ("cluster.logging", f"{logs[0]} goes with SYSTEM_COMPONENTS; add that")
     kueue = environment.addons.kueue
     if kueue_version(environment) < OLDEST_KUEUE:
         yield ("addons.kueue", f"{kueue} has no API v1beta2; write {AddOns().kueue}")
@@ -87,6 +91,7 @@ def _pools(environment: Environment) -> Iterator[Problem]:
                 f"{path}.machine_type",
                 f"Compute Engine has no {pool.machine_type}; for example n2-standard-8",
             )
+        yield from _disk_type(path, pool.machine_type, pool.machine_type, pool.disk_type)
     for name, gpu in environment.gpu_pools.items():
         machines = machine_types.gpu_machines(gpu.accelerator)
         if machines and not gpu.machine_type.startswith(f"{machines}-"):
@@ -105,12 +110,7 @@ def _pools(environment: Environment) -> Iterator[Problem]:
             # https://cloud.google.com/kubernetes-engine/docs/concepts/dws
             yield (f"{path}.capacity", "GKE has no flex-start for v4; for example reserved or spot")
         machine = capacity.shape(tpu).machine_type or ""
-        if tpu.disk_type and not machine_types.can_have_disk(machine, tpu.disk_type):
-            yield (
-                f"{path}.disk_type",
-                f"{short_name(tpu.type)} cannot have {tpu.disk_type} disks; write "
-                f"{machine_types.default_disk_type(machine)}, or leave it out",
-            )
+        yield from _disk_type(path, short_name(tpu.type), machine, tpu.disk_type)
         yield from _compute_class(environment, path, tpu)
         if ("reserved" in (tpu.capacity, *tpu.fallback)) != bool(tpu.reservation):
             hint = "set reservation: NAME" if not tpu.reservation else "write capacity: reserved"
@@ -141,6 +141,14 @@ def _pools(environment: Environment) -> Iterator[Problem]:
         if node_pool in named:
             yield (path, f"{named[node_pool]} has a node pool {node_pool} too; rename one")
         named.setdefault(node_pool, path)
+        if len(node_pool) > names.LONGEST_NODE_POOL:
+            yield (path, f"its node pool {node_pool} has a name that is too long; shorten it")
+
+
+def _disk_type(path: str, what: str, machine: str, disk_type: str | None) -> Iterator[Problem]:
+    if disk_type and not machine_types.can_have_disk(machine, disk_type):
+        default = machine_types.default_disk_type(machine)
+        yield (f"{path}.disk_type", f"{what} cannot have {disk_type} disks; write {default}")
 
 
 def _compute_class(environment: Environment, path: str, tpu: TpuPool) -> Iterator[Problem]:
@@ -177,6 +185,11 @@ def _ranges(environment: Environment) -> Iterator[Problem]:
     network = environment.network
     if network.private_endpoint and not network.private_nodes:
         yield ("network.private_endpoint", "goes with private_nodes: true; write false")
+    for name, cidr in network.authorized_networks.items():
+        # https://cloud.google.com/kubernetes-engine/docs/how-to/private-clusters
+        if network.private_endpoint and not ipaddress.IPv4Network(cidr).is_private:
+            problem = f"{cidr} cannot reach a private endpoint; write a range of the VPC"
+            yield (f"network.authorized_networks.{name}", problem)
     ranges = {
         "network.nodes": network.nodes,
         "network.pods": capacity.pods_range(environment),
@@ -268,8 +281,6 @@ def _teams(environment: Environment) -> Iterator[Problem]:
                 f"for example {name}",
             )  # fmt: skip
         namespaces[namespace] = name
-        if len(names.team_service_account(environment, name)) > names.LONGEST_ACCOUNT:
-            yield (f"teams.{name}", "name too long for a service account; shorten it")
 
 
 def _accounts(environment: Environment) -> Iterator[Problem]:
@@ -277,12 +288,17 @@ def _accounts(environment: Environment) -> Iterator[Problem]:
     for name in environment.service_accounts:
         if name not in owners:
             yield (f"service_accounts.{name}", f"neither a part nor a team{suggest(name, owners)}")
-    counts = Counter([
-        names.node_account(environment), environment.automation.service_account,
-        *(names.account(environment, part) for part in names.ACCOUNTS),
-        *(names.team_service_account(environment, team) for team in environment.teams),
-    ])  # fmt: skip
-    for account, count in counts.items():
+    accounts = [
+        ("nodes.service_account", names.node_account(environment)),
+        ("automation.service_account", environment.automation.service_account),
+        *(("name", names.account(environment, part)) for part in names.ACCOUNTS),
+        *((f"teams.{team}", names.team_service_account(environment, team))
+          for team in environment.teams),
+    ]  # fmt: skip
+    for path, account in accounts:
+        if len(account) > names.LONGEST_ACCOUNT:
+            yield (path, f"too long for the service account {account}; shorten it")
+    for account, count in Counter(account for _, account in accounts).items():
         if count > 1:
             yield ("service_accounts", f"{account} is of two parts; write another name for one")
 

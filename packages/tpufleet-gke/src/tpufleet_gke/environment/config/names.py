@@ -6,6 +6,7 @@ from tpufleet_gke.environment.config.sections import Environment, Team
 
 LONGEST_ACCOUNT = 30  # of a Google service account
 LONGEST_BUCKET = 63
+LONGEST_NODE_POOL = 40
 SERVER_NAMESPACE = "tpufleet-system"  # of the shipped manifests
 # Of the Google service account of each part; node and team accounts have their own.
 ACCOUNTS = {"server": "tpufleet", "bridge": "tpufleet-bridge", "provisioner": "provisioner"}

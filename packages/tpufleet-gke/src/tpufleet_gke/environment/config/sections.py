@@ -12,20 +12,26 @@ from msgspec import Meta
 from tpufleet.schema import Text, about
 from tpufleet_gke.environment.config.value_types import (
     BillingAccount,
+    BucketLocation,
     BucketName,
     GoogleApi,
     IamRole,
-    Location,
     MachineType,
     Name,
     NetworkRange,
     NodeLabel,
+    NodeLabelValue,
     PinnedImage,
     Project,
+    RegistryLocation,
+    Release,
+    ReservationName,
     ResourceLabel,
     ResourceLabelValue,
+    ResourceName,
     ServiceAccount,
     ShortName,
+    SubnetRange,
     TpuType,
     Version,
 )
@@ -67,7 +73,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Taint(Section, frozen=True, kw_only=True):
     key: Annotated[NodeLabel, about("Key of the taint.", example="dedicated")]
-    value: Annotated[Text, about("Value of the taint.")] = "true"
+    value: Annotated[NodeLabelValue, about("Value of the taint.")] = "true"
     effect: Annotated[
         Literal["NO_SCHEDULE", "PREFER_NO_SCHEDULE", "NO_EXECUTE"], about("Effect.")
     ] = "NO_SCHEDULE"
@@ -80,7 +86,7 @@ class Automation(Section, frozen=True, kw_only=True):
         BucketName,
         about("Bucket of Terraform state and outputs.", default="PROJECT-NAME-automation"),
     ] = ""
-    location: Annotated[Location, about("Location of the bucket.", default="the region")] = ""
+    location: Annotated[BucketLocation, about("Location of the bucket.", default="the region")] = ""
     create_bucket: Annotated[bool, about("Create the bucket.")] = True
     state_prefix: Annotated[Name, about("Folder of Terraform state in the bucket.")] = "tfstate"
     service_account: Annotated[
@@ -101,13 +107,15 @@ class ExistingNetwork(Section, frozen=True, kw_only=True):
     """A VPC that exists, in this project or, as a Shared VPC, in a host project."""
 
     host_project: Annotated[Project, about("Host project of a Shared VPC.")] = ""
-    network: Annotated[Text, about("Name of the network.", example="shared-vpc")]
+    network: Annotated[ResourceName, about("Name of the network.", example="shared-vpc")]
     subnetwork: Annotated[
-        Text, about("Name of the subnetwork, in the region.", example="gke-nodes")
+        ResourceName, about("Name of the subnetwork, in the region.", example="gke-nodes")
     ]
-    pods_range: Annotated[Text, about("Name of its secondary range for pods.", example="pods")]
+    pods_range: Annotated[
+        ResourceName, about("Name of its secondary range for pods.", example="pods")
+    ]
     services_range: Annotated[
-        Text, about("Name of its secondary range for services.", example="svc")
+        ResourceName, about("Name of its secondary range for services.", example="svc")
     ]
     create_grants: Annotated[
         bool, about("Create the grants and the firewall rule in the host project.")
@@ -120,10 +128,10 @@ class Network(Section, frozen=True, kw_only=True):
     )
     name: Annotated[Name, about("Name of the VPC.", default="NAME-network")] = ""
     subnetwork: Annotated[Name, about("Name of its subnetwork.", default="NAME-REGION")] = ""
-    nodes: Annotated[NetworkRange, about("Range of nodes.")] = "10.0.0.0/18"
-    pods: Annotated[NetworkRange, about("Range of pods.", default="sized from the node pools")] = ""
-    services: Annotated[NetworkRange, about("Range of services.")] = "10.64.0.0/20"
-    control_plane: Annotated[NetworkRange, about("Range of the control plane, a /28.")] = (
+    nodes: Annotated[SubnetRange, about("Range of nodes.")] = "10.0.0.0/18"
+    pods: Annotated[SubnetRange, about("Range of pods.", default="sized from the node pools")] = ""
+    services: Annotated[SubnetRange, about("Range of services.")] = "10.64.0.0/20"
+    control_plane: Annotated[SubnetRange, about("Range of the control plane, a /28.")] = (
         "172.16.0.0/28"
     )
     private_nodes: Annotated[bool, about("Nodes have no public addresses.")] = True
@@ -177,11 +185,7 @@ DiskSize = Annotated[int, Meta(ge=20, le=65536), about("Boot disk size in GB.")]
 ImageStreaming = Annotated[bool, about("Image streaming (gcfs).")]
 Gvnic = Annotated[bool, about("Google Virtual NIC.")]
 AutoRepair = Annotated[bool, about("Repair nodes automatically.")]
-# https://cloud.google.com/kubernetes-engine/docs/concepts/release-channels
-AutoUpgrade = Annotated[
-    bool, about("Upgrade nodes automatically. GKE refuses false: the cluster is in a channel.")
-]
-Labels = Annotated[Mapping[NodeLabel, Text], about("Kubernetes labels of nodes.")]
+Labels = Annotated[Mapping[NodeLabel, NodeLabelValue], about("Kubernetes labels of nodes.")]
 
 
 class CpuPool(Section, frozen=True, kw_only=True):
@@ -192,11 +196,12 @@ class CpuPool(Section, frozen=True, kw_only=True):
     disk_type: Annotated[DiskType, about("Boot disk type.")] = "pd-balanced"
     disk_gb: DiskSize = 100
     spot: Annotated[bool, about("Spot VMs.")] = False
-    image_type: Annotated[Text, about("Node image.")] = "COS_CONTAINERD"
+    image_type: Annotated[Literal["COS_CONTAINERD", "UBUNTU_CONTAINERD"], about("Node image.")] = (
+        "COS_CONTAINERD"
+    )
     image_streaming: ImageStreaming = True
     gvnic: Gvnic = True
     auto_repair: AutoRepair = True
-    auto_upgrade: AutoUpgrade = True
     labels: Labels = {}
     taints: Annotated[tuple[Taint, ...], about("Taints of nodes.")] = ()
 
@@ -217,7 +222,7 @@ class TpuPool(Section, frozen=True, kw_only=True):
         Literal["on-demand", "spot", "reserved", "flex-start"],
         about("Kind of capacity: on-demand, spot, reserved or flex-start."),
     ] = "on-demand"
-    reservation: Annotated[Text, about("Name of the reservation, for `reserved`.")] = ""
+    reservation: Annotated[ReservationName, about("Name of the reservation, for `reserved`.")] = ""
     managed_by: Annotated[
         Literal["provisioner", "terraform", "compute-class"],
         about(
@@ -247,7 +252,6 @@ class TpuPool(Section, frozen=True, kw_only=True):
     image_streaming: ImageStreaming = True
     gvnic: Gvnic = True
     auto_repair: AutoRepair = True
-    auto_upgrade: AutoUpgrade = True
     labels: Labels = {}
     taints: Annotated[
         tuple[Taint, ...], about("Taints of nodes, besides GKE's google.com/tpu.")
@@ -257,11 +261,11 @@ class TpuPool(Section, frozen=True, kw_only=True):
 class Registry(Section, frozen=True, kw_only=True):
     create: Annotated[bool, about("Create the repository.")] = True
     name: Annotated[Name, about("Name of the Docker repository.")] = "ml-images"
-    location: Annotated[Location, about("Location.", default="the region")] = ""
+    location: Annotated[RegistryLocation, about("Location.", default="the region")] = ""
 
 
 class Bucket(Section, frozen=True, kw_only=True):
-    location: Annotated[Location, about("Location.", default="the region")] = ""
+    location: Annotated[BucketLocation, about("Location.", default="the region")] = ""
     storage_class: Annotated[
         Literal["STANDARD", "NEARLINE", "COLDLINE", "ARCHIVE"],
         about("Storage class: STANDARD, NEARLINE, COLDLINE or ARCHIVE."),
@@ -317,9 +321,9 @@ class Server(Section, frozen=True, kw_only=True):
 class AddOns(Section, frozen=True, kw_only=True):
     """Versions installed in the cluster."""
 
-    jobset: Annotated[Version, about("JobSet.")] = "v0.12.0"
-    kueue: Annotated[Version, about("Kueue.")] = "v0.18.3"
-    cert_manager: Annotated[Version, about("cert-manager.")] = "v1.18.2"
+    jobset: Annotated[Release, about("JobSet.")] = "v0.12.0"
+    kueue: Annotated[Release, about("Kueue.")] = "v0.18.3"
+    cert_manager: Annotated[Release, about("cert-manager.")] = "v1.18.2"
 
 
 class Budget(Section, frozen=True, kw_only=True):

@@ -11,6 +11,9 @@ from tpufleet_gke.environment.config.sections import CpuPool, Environment, Taint
 from tpufleet_gke.environment.terraform.gke_cluster import node_account_email
 from tpufleet_gke.environment.terraform.hcl import Block, Expression, Nested, reference, resource
 
+# GKE refuses anything else in a cluster that is in a release channel.
+# https://cloud.google.com/kubernetes-engine/docs/concepts/release-channels
+AUTO_UPGRADE = True
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 # Its slices are placed by a workload policy of their topology.
@@ -77,7 +80,7 @@ def _plain_pool(environment: Environment, name: str, pool: CpuPool, **extra: Any
             total_min_node_count=pool.min_nodes, total_max_node_count=pool.max_nodes,
             location_policy="ANY" if pool.spot else "BALANCED",
         ),
-        management=Nested(auto_repair=pool.auto_repair, auto_upgrade=pool.auto_upgrade),
+        management=Nested(auto_repair=pool.auto_repair, auto_upgrade=AUTO_UPGRADE),
         upgrade_settings=Nested(max_surge=capacity.SURGE_NODES, max_unavailable=0),
         node_config=_node_config(pool, image_type=pool.image_type, spot=pool.spot, **extra),
         lifecycle=Nested(ignore_changes=[Expression("initial_node_count")]),
@@ -94,7 +97,7 @@ def _tpu_pool(environment: Environment, name: str, pool: TpuPool, nodes: int) ->
         # GKE replaces flex-start nodes instead of repairing them.
         "management": Nested(
             auto_repair=pool.auto_repair and not flexible,
-            auto_upgrade=pool.auto_upgrade,
+            auto_upgrade=AUTO_UPGRADE,
         ),
         "upgrade_settings": Nested(max_surge=0, max_unavailable=1),
         "node_config": _node_config(

@@ -37,10 +37,12 @@ _MEMORY_RESERVED: tuple[tuple[int | None, float], ...] = (
 )
 _EVICTION_THRESHOLD = 100 / 1024  # GiB
 
-# Machines with Hyperdisk only; the others have Persistent Disk only. From
-# https://cloud.google.com/tpu/docs/attach-durable-block-storage; tpu7x is as v6e.
-_HYPERDISK_MACHINES = ("ct6e-", "tpu7x-")
-
+# Machines with Hyperdisk only, from
+# https://cloud.google.com/tpu/docs/attach-durable-block-storage (tpu7x is as v6e) and
+# https://cloud.google.com/compute/docs/disks/hyperdisks#machine-type-support
+_HYPERDISK_MACHINES = (
+    "ct6e-", "tpu7x-", "c4-", "c4a-", "c4d-", "h4d-", "m4-", "n4-", "n4d-", "x4-",
+)  # fmt: skip
 
 # CPUs of the shapes `standard`, `highmem` and `highcpu` (some lack the largest), from
 # https://cloud.google.com/compute/docs/general-purpose-machines
@@ -52,6 +54,9 @@ _SIZES = {
     "g2": (4, 8, 12, 16, 24, 32, 48, 96),
     "t2d": (1, 2, 4, 8, 16, 32, 48, 60),
 }
+
+# Of Hyperdisk they have no boot disks, in the same tables.
+_PERSISTENT_DISK_MACHINES = ("ct4p-", "ct5lp-", "ct5p-", *(f"{family}-" for family in _SIZES))
 
 
 def may_exist(machine: str) -> bool:
@@ -91,7 +96,11 @@ def default_disk_type(machine: str) -> str:
 
 
 def can_have_disk(machine: str, disk_type: str) -> bool:
-    return disk_type.partition("-")[0] == default_disk_type(machine).partition("-")[0]
+    """False for what these machines lack; others are not known here."""
+    hyperdisk = disk_type.startswith("hyperdisk-")
+    if machine.startswith(_HYPERDISK_MACHINES):
+        return hyperdisk
+    return not (hyperdisk and machine.startswith(_PERSISTENT_DISK_MACHINES))
 
 
 def allocatable(machine: str) -> tuple[float, float]:
