@@ -236,6 +236,8 @@ def test_alerts_use_metrics_that_the_provisioner_exports():
     ]
     rules = [rule for group in manifest["spec"]["groups"] for rule in group["rules"]]
     assert len({rule["alert"] for rule in rules}) == len(rules) >= 5
+    told = {"dollars_total", "chip_seconds_total", "oldest_wait_seconds"}
+    assert all(any(f"tpu_provisioner_{name}" in rule["expr"] for rule in rules) for name in told)
     for rule in rules:
         asked = set(re.findall(r"tpu_provisioner_[a-z_]+", rule["expr"]))
         known = {name.removesuffix("_bucket") for name in asked}
