@@ -21,7 +21,7 @@ from tpufleet_activations.inputs import sources
 from tpufleet_activations.io import datasets, file_digests, remote_files, verification
 from tpufleet_activations.io.storage import LocalFolder, ShortRead
 from tpufleet_activations.model.weights import ModelCheckpoint
-from tpufleet_activations.pipeline import extraction, planning
+from tpufleet_activations.pipeline import extraction, locations, planning, preparation
 
 
 @pytest.fixture
@@ -70,6 +70,51 @@ def test_weights_that_change_after_planning_are_refused(tmp_path, own_model):
     change_byte(next(own_model.glob("*.safetensors")), -1)
     with pytest.raises(Conflict, match="the model has changed"):
         extraction.run(storage, settings())
+
+
+class Replacing(LocalFolder):
+    """Replaces a model's weights when a worker looks for units, so after it has checked them."""
+
+    def names(self, prefix, start="", end=""):
+        if prefix.startswith("units"):
+            change_byte(next(self.model.glob("*.safetensors")), -1)
+        return super().names(prefix, start, end)
+
+
+def planned(folder, model, **options):
+    """A plan of one sample in a storage."""
+    (folder.path.parent / "data.jsonl").write_text('{"text": "one two"}\n')
+    data = {"kind": "jsonl", "path": str(folder.path.parent / "data.jsonl")}
+    choices = {"choices": ["resid_post.0"], "max_length": 64, **options}
+    return plans.write(folder, planning.make_plan(model=str(model), data=data, **choices))
+
+
+def test_weights_that_are_replaced_before_they_are_loaded_are_refused(tmp_path, own_model):
+    storage = Replacing(tmp_path / "out")
+    storage.model = own_model
+    planned(storage, own_model)
+    with pytest.raises(Conflict, match="the model has changed"):
+        extraction.run(storage, settings())
+    assert not datasets.Dataset(LocalFolder(tmp_path / "out")).commits
+
+
+def test_other_special_tokens_are_refused(tmp_path, own_model):
+    """They are in prompts, and between the documents of --too-long concat."""
+    special, storage = own_model / "special_tokens_map.json", LocalFolder(tmp_path / "out")
+    special.write_text('{"bos_token": "?"}')
+    planned(storage, own_model, too_long="concat")
+    special.write_text('{"bos_token": " "}')
+    with pytest.raises(Conflict, match="the tokenizer has changed"):
+        extraction.run(storage, settings())
+
+
+def test_a_tokenizer_that_changes_during_a_run_is_refused(tmp_path, own_model):
+    plan = planned(LocalFolder(tmp_path / "out"), own_model)
+    preparer = preparation.UnitPreparer(plan, locations.resolve_plan(plan))
+    settings_file = own_model / "tokenizer_config.json"
+    settings_file.write_text(settings_file.read_text() + " ")
+    with pytest.raises(Conflict, match="the tokenizer has changed"):
+        preparer.prepare(0)
 
 
 def test_a_file_is_hashed_once_while_it_does_not_change(tmp_path, monkeypatch):

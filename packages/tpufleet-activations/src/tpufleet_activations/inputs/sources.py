@@ -216,10 +216,15 @@ def check_data(files: DataFiles, planned: str) -> FileVersions:
         settled = file_versions(files.paths) == before
     except FileNotFoundError as error:
         raise changed("data", f"{error.filename} is missing") from error
-    if current != planned or not settled:
-        digests = f"digest {current[:12]}, planned {planned[:12]}"
-        raise changed("data", digests if settled else "during the check")
+    if not settled:
+        raise changed("data", "during the check")
+    check_digest("data", planned, current)
     return before
+
+
+def check_digest(what: str, planned: str, current: str) -> None:
+    if current != planned:
+        raise changed(what, f"digest {current[:12]}, planned {planned[:12]}")
 
 
 def changed(what: str, evidence: str) -> Conflict:

@@ -20,6 +20,7 @@ from tpufleet_activations.inputs import chat_templates, contexts
 from tpufleet_activations.inputs.samples import Sample, TokenizedSample
 
 TOO_LONG = ("skip", "cut", "refuse", "split", "concat")
+SPECIAL_TOKENS = "special_tokens_map.json"
 
 
 class Tokenizer:
@@ -61,12 +62,16 @@ class Tokenizer:
         return frozenset(number for number, token in added.items() if token.special)
 
     @cached_property
+    def _special_tokens(self) -> dict[str, str]:
+        return chat_templates.special_tokens(
+            self._settings, _read_json(self._folder / SPECIAL_TOKENS)
+        )
+
+    @cached_property
     def bos_id(self) -> int:
         """Before each document that is joined to others. Models without BOS, such as GPT-2, were
         trained on documents between EOS."""
-        names = chat_templates.special_tokens(
-            self._settings, _read_json(self._folder / "special_tokens_map.json")
-        )
+        names = self._special_tokens
         for name in ("bos_token", "eos_token"):
             token = self._tokenizer.token_to_id(names.get(name, ""))
             if token is not None:
@@ -103,7 +108,8 @@ class Tokenizer:
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             path = self._folder / name
             digest.update(path.read_bytes() if path.exists() else b"-")
-        for path in self._additional_templates():
+        special = self._folder / SPECIAL_TOKENS
+        for path in [*self._additional_templates(), *([special] if special.exists() else [])]:
             digest.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
         return digest.hexdigest()
 
@@ -118,10 +124,9 @@ class Tokenizer:
                     f"samples are conversations, but {self._folder} has no chat template; "
                     "pass --tokenizer with a folder that has one"
                 )
-            tokens = chat_templates.special_tokens(
-                self._settings, _read_json(self._folder / "special_tokens_map.json")
+            self._templates[with_tools] = chat_templates.ChatTemplate(
+                text, self._special_tokens, self._today
             )
-            self._templates[with_tools] = chat_templates.ChatTemplate(text, tokens, self._today)
         return self._templates[with_tools]
 
     def _template_text(self, with_tools: bool) -> str | None:

@@ -143,6 +143,7 @@ def run(
                 reserve=workers.outputs_on_host(plan, options),
                 encoder=encoders.Encoder(**plan.encode) if plan.encode else None,
             )
+            check_weights(plan, resolved)  # they may have been replaced while they were read
             meter.peak = engine.peak_flops()
             # By default on accelerators: a CPU's rate depends on what else it does.
             wanted = settings.calibrate
@@ -219,19 +220,18 @@ def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:
     """Raise Conflict if the model, tokenizer or data differ from those of the plan. The result
     holds the versions of the data files that were checked."""
     versions = sources.check_data(resolved.data, plan.data_digest)
-    digests = {
-        "model": (plan.model_digest, weights.ModelCheckpoint(resolved.model).digest()),
-        "tokenizer": (
-            plan.tokenizer_digest,
-            tokenization.Tokenizer(resolved.tokenizer).digest(),
-        ),
-    }
-    if plan.encode:
-        digests["encoder"] = (plan.encode["digest"], file_digest(Path(plan.encode["path"])))
-    for name, (planned, current) in digests.items():
-        if planned != current:
-            raise sources.changed(name, f"digest {current[:12]}, planned {planned[:12]}")
+    current = tokenization.Tokenizer(resolved.tokenizer).digest()
+    sources.check_digest("tokenizer", plan.tokenizer_digest, current)
+    check_weights(plan, resolved)
     return replace(resolved, data=replace(resolved.data, versions=versions))
+
+
+def check_weights(plan: plans.ExtractionPlan, resolved: Locations) -> None:
+    current = weights.ModelCheckpoint(resolved.model).digest()
+    sources.check_digest("model", plan.model_digest, current)
+    if plan.encode:
+        digest = file_digest(Path(plan.encode["path"]))
+        sources.check_digest("encoder", plan.encode["digest"], digest)
 
 
 class ProgressReporter:

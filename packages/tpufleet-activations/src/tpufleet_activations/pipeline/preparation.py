@@ -133,10 +133,16 @@ class UnitPreparer:
     """Prepares units of one plan; opens the data and the tokenizer once."""
 
     def __init__(self, plan: plans.ExtractionPlan, locations: Locations):
-        self._plan = plan
+        self._plan, self._folder = plan, locations.tokenizer
         self._source = sources.PlannedSource(locations.data, plan.data_digest)
-        self._tokenizer = tokenization.Tokenizer(locations.tokenizer, plan.chat_date)
         self._vocabulary = locations.architecture.vocabulary
+
+    @cached_property
+    def _tokenizer(self) -> tokenization.Tokenizer:
+        """Checked again: a process may be started long after the run."""
+        opened = tokenization.Tokenizer(self._folder, self._plan.chat_date)
+        sources.check_digest("tokenizer", self._plan.tokenizer_digest, opened.digest())
+        return opened
 
     def prepare(self, unit: int) -> PreparedUnit:
         plan = self._plan
