@@ -36,7 +36,7 @@ configs:
 # Activations of {model}
 
 One row for each token: `sample`, `id`, `position`, `token`, and a float32 vector for each of
-{sites}. {rows:,} rows of {samples:,} samples. Written by `tpu extract export --format hf`.
+{sites}. {rows:,} rows of {samples:,} samples. Written by `tpu extract export`.
 """
 
 
