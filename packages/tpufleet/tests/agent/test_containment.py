@@ -396,6 +396,47 @@ def test_processes_of_a_later_namespace_are_not_taken_for_its_own(tmp_path):
             later.close()
 
 
+ORPHANS = """
+import ctypes, json, os, subprocess, sys, time
+from pathlib import Path
+from tpufleet.agent.workload import containment
+ctypes.CDLL(None).prctl(containment.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+work = Path(sys.argv[1])
+found = containment.detect(work, [work / "hidden"], containment.Mechanism(sys.argv[2]))
+if not found.isolated or found.mechanism != sys.argv[2]:
+    sys.exit(77)
+attempt = found.open(work / "attempt", "")
+reader, errors = os.pipe()
+variables = os.memfd_create("variables")
+os.write(variables, json.dumps(dict(os.environ)).encode())
+os.lseek(variables, 0, os.SEEK_SET)
+command = attempt.wrap(["sleep", "60"], work, errors=errors, environment=variables)
+step = subprocess.Popen(command, start_new_session=True, pass_fds=(errors, variables))
+os.close(errors)
+os.read(reader, 1)  # ends when the command runs
+attempt.kill()
+step.wait()
+attempt.close()
+try:
+    print("orphan:", os.waitpid(-1, 0))
+except ChildProcessError:
+    print("none")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
+@pytest.mark.parametrize("mechanism", GUARANTEED)
+def test_a_killed_attempt_leaves_nothing_for_others_to_reap(tmp_path, mechanism):
+    """The first process of a host, which may be a shell in a container, may reap late or never."""
+    for name in ("hidden", "attempt"):
+        (tmp_path / name).mkdir()
+    script = [sys.executable, "-c", ORPHANS, str(tmp_path), mechanism]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=100, check=False)
+    if done.returncode == 77:
+        pytest.skip(f"this host does not offer {mechanism} with namespaces")
+    assert done.stdout == "none\n", done.stdout + done.stderr
+
+
 def test_only_the_assigned_checkpoint_folder_is_visible(tmp_path):
     state = tmp_path / "state"
     own, other = state / "checkpoints" / "own", state / "checkpoints" / "other"

@@ -341,18 +341,21 @@ class AttemptProcesses:
 
     def kill(self) -> None:
         """At once, where the mechanism can."""
+        if self._init is not None:
+            self._init.close()
         if self._cgroup is not None:
             self._cgroup.kill()
-        elif self._init is not None:
-            self._init.close()
 
     def close(self) -> None:
-        """Kill what is left. A list of processes misses those that fork faster than it is read."""
+        """Kill what is left. A list of processes misses those that fork faster than it is read. The
+        namespaces end first: `sandbox run` is outside of them and reaps its child, which else is
+        left to the first process of the host. That may reap late or never, and until then both
+        namespaces and group look busy."""
+        if self._init is not None:
+            self._init.close()
         if self._cgroup is not None:
             while not self._cgroup.kill_within(KILL_SECONDS):
                 threads.log(f"processes in {self._cgroup.path} survived SIGKILL; trying again")
-        if self._init is not None:
-            self._init.close()
 
 
 def detect(
