@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,20 @@ def test_two_processes_join_agree_and_stop_at_the_same_step(tmp_path):
     latest = FolderCheckpoints(tmp_path).latest()
     assert (latest.step, latest.processes) == (step, 2)
     assert [(latest.part(index) / "step").read_text() for index in range(2)] == [str(step)] * 2
+
+
+def test_a_process_connects_once_the_first_one_listens():
+    """And not a second after an attempt that failed."""
+    port = free_port()
+    waiting = threading.Thread(
+        target=distributed._wait_until_listening, args=(f"127.0.0.1:{port}",)
+    )
+    waiting.start()
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        listener.settimeout(60)
+        listener.accept()[0].close()
+        waiting.join(60)
+    assert not waiting.is_alive()
 
 
 def test_a_gang_without_coordinator_address_is_rejected(monkeypatch):

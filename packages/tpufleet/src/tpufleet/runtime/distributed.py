@@ -3,8 +3,12 @@ lets them agree on a decision."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
+import random
+import socket
+import time
 import warnings
 from typing import Any
 
@@ -12,6 +16,8 @@ from tpufleet.errors import BadInput
 from tpufleet.runtime import profiling, progress_file, stop_signal
 from tpufleet.runtime.context import Context, context
 
+# How long the others wait for process 0 to listen before they leave it to JAX, which waits longer.
+LISTENS_WITHIN = 60.0
 # JAX's cache of compiled programs, in the folder that the agent keeps for the job on this host.
 COMPILED_VARIABLE = "TPUFLEET_COMPILED_DIR"
 CACHE_OPTIONS = {
@@ -60,6 +66,8 @@ def _join(here: Context, options: dict[str, Any]) -> None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     progress_file.report_imported()
     with progress_file.timed(progress_file.CONNECT):
+        if here.process_id != 0:
+            _wait_until_listening(here.coordinator_address)
         jax.distributed.initialize(
             coordinator_address=here.coordinator_address,
             num_processes=here.num_processes,
@@ -67,6 +75,19 @@ def _join(here: Context, options: dict[str, Any]) -> None:
             **options,
         )
     _keep_programs(jax, here.process_id)
+
+
+def _wait_until_listening(address: str) -> None:
+    """gRPC, with which JAX connects, tries again only a second after an attempt that failed."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + LISTENS_WITHIN
+    while time.monotonic() < deadline:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host.strip("[]"), int(port)), 1),
+        ):
+            return
+        time.sleep(random.uniform(0.02, 0.06))
 
 
 def _on_cpu(jax: Any) -> bool:
