@@ -175,6 +175,20 @@ def test_the_recovery_of_an_attempt_has_a_line_of_its_own(page: Page, server: la
     assert "\nnext step 10.0 s after the fault" in page.locator(".timeline").inner_text()
 
 
+def test_an_elastic_job_says_on_how_many_slices_it_runs(page: Page, server: lab.LabServer):
+    def elastic(route: Route) -> None:
+        detail = (answer := route.fetch()).json()
+        detail["job"]["spec"]["slices"] = {"min": 2, "max": 4}
+        detail["row"]["slices"] = 4
+        detail["attempts"][-1]["slices"] = ["a", "b", "c"]
+        route.fulfill(response=answer, json=detail)
+
+    page.route(re.compile(rf"/api/v1/jobs/{IDS['diffusion-256']}$"), elastic)
+    go(page, server, f"jobs/{IDS['diffusion-256']}")
+    expect(page.locator("header.title p").first).to_contain_text("3 of 2–4 × ")
+    expect(page.locator(".timeline li").last).to_contain_text("on 3 of 4 slices")
+
+
 def test_a_waiting_job_shows_zones_answers_and_prices(page: Page, server: lab.LabServer):
     go(page, server, "waiting-job")
     table = page.locator("table.sources")

@@ -26,7 +26,7 @@ export function JobPage({ id }: { id: string }) {
           {row.name} <State name={row.held_by ? "held" : row.state} />
         </h1>
         <p>
-          <code>{row.id}</code> · <a href={`#/jobs?q=${encodeURIComponent(`owner:${row.owner}`)}`}>{row.owner}</a> · {needs(row)}{" "}
+          <code>{row.id}</code> · <a href={`#/jobs?q=${encodeURIComponent(`owner:${row.owner}`)}`}>{row.owner}</a> · {size(data, row)}{" "}
           {row.pool ? (
             <>
               · pool <PoolLink name={row.pool} />{" "}
@@ -83,6 +83,15 @@ export function JobPage({ id }: { id: string }) {
       {dialog}
     </>
   );
+}
+
+/** Of an elastic job: `3 of 2–4 × v5e-16`. */
+function size({ job, attempts }: JobDetail, row: JobRow): string {
+  const range = job.spec["slices"] as { min: number; max: number } | number | undefined;
+  if (typeof range !== "object") return needs(row);
+  const newest = attempts.at(-1);
+  const used = newest && !newest.ended_at ? `${newest.slices.length} of ` : "";
+  return `${used}${range.min}–${range.max} × ${typeName(row.accelerator)}`;
 }
 
 function cancel(row: JobRow): Question {

@@ -210,6 +210,7 @@ function Timeline({ detail, row }: { detail: JobDetail; row: JobRow }) {
                 attempt {each.number} <State name={each.end_reason ?? each.state} />{" "}
                 <span class="quiet">
                   {running ? `ran ${duration(to - running)}` : `starting ${duration(to - from)}`}
+                  {each.slices.length < row.slices ? ` on ${each.slices.length} of ${row.slices} slices` : ""}
                   {detail.goodput?.[each.number] != null ? `, ${percent(detail.goodput[each.number]!)} useful` : ""}
                   {each.last_step !== null ? `, steps ${number(each.start_step ?? 0)} to ${number(each.last_step)}` : ""}
                   {each.end_reason && each.end_reason !== "finished" && each.checkpoint_step !== null
