@@ -19,8 +19,8 @@ from tests.providers.gke.test_manifests import SETTINGS, order
 from tests.server_process import wait_until
 from tpufleet.clocks import ManualClock
 from tpufleet.kubernetes.connections import EVENT, JOBSET, POD, SECRET, WORKLOAD
-from tpufleet.model.fleet.cloud_slices import CloudState
-from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
+from tpufleet.model.fleet.slices import LossReason, SliceId
 from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.providers.base import Fault
 from tpufleet.providers.gke import keys
@@ -281,6 +281,31 @@ def test_slices_of_all_teams_are_found_and_released_in_their_namespaces(world, w
     provider.release(SliceId("b"), "us-central1-a")
     becomes(provider, a="creating")
     assert {namespace for namespace, _ in world.cluster.items[JOBSET]} == {"red"}
+
+
+@pytest.mark.parametrize("watching", [True, False])
+def test_a_jobset_that_somebody_deleted_is_named_once(world, watching):
+    """Was: a slice that the provider no longer lists; one of spot counted as preempted."""
+    provider, _ = world.server(start=watching)
+    for name in ("a", "b"):
+        provider.request(order(name, id=f"order-{name}", job_id=f"j-{name}"))
+    becomes(provider, a="creating", b="creating")
+    [(key, jobset)] = [
+        (key, one) for key, one in world.cluster.items[JOBSET].items() if "order-a" in key[1]
+    ]
+    world.cluster.drop(JOBSET, key)
+    provider.release(SliceId("b"), "us-central1-a")
+    expected = [ExpectedSlice(id=SliceId(name), zone="us-central1-a") for name in ("a", "b")]
+    found = []
+    wait_until(lambda: found.extend(provider.listing(expected)) or "a" in map(gone, found), TIMEOUT)
+    [told] = [one for one in found if gone(one) == "a"]
+    assert jobset["metadata"]["name"] in told.message
+    assert "b" not in map(gone, found)
+    assert listed(provider) == {}
+
+
+def gone(found: CloudSlice) -> str:
+    return found.id if found.loss is LossReason.VANISHED else ""
 
 
 # https://github.com/kubernetes-sigs/kueue: preemptionMessage

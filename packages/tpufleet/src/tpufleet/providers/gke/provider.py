@@ -61,6 +61,7 @@ class GkeProvider:
         self._lock = threading.RLock()
         self._listed_at: datetime | None = None
         self._capacity_events: tuple[datetime | None, Mapping[str, CapacityEvent]] = (None, {})
+        self._jobset_of: dict[SliceId, str] = {}  # in the last listing, without those released
 
     # The Provider interface.
 
@@ -87,6 +88,7 @@ class GkeProvider:
 
     def release(self, slice_id: SliceId, zone: str) -> None:
         with self._lock:
+            self._jobset_of.pop(slice_id, None)
             jobset = self._jobsets.find_by_slice(slice_id)
             if jobset is None:
                 return
@@ -109,7 +111,7 @@ class GkeProvider:
             snapshot = self._jobsets.confirmed(snapshot)
         workloads = self._jobsets.workloads(from_server=changed) if snapshot.jobsets else {}
         capacity_events = self._recent_capacity_events(snapshot, now)
-        return [
+        return self._deleted(snapshot, expected) + [
             observed
             for jobset, pods in snapshot.jobsets
             for observed in states.observed_slices(
@@ -120,6 +122,24 @@ class GkeProvider:
                 now,
                 capacity_events,
             )
+        ]
+
+    def _deleted(
+        self, snapshot: JobSetSnapshot, expected: Collection[ExpectedSlice]
+    ) -> list[CloudSlice]:
+        """Slices whose JobSet somebody deleted since the last listing, once, to say so."""
+        with self._lock:
+            before, self._jobset_of = self._jobset_of, {
+                SliceId(slot.slice_id): jobset["metadata"]["name"]
+                for jobset, _ in snapshot.jobsets
+                for slot in slice_slots.slots_of(jobset).slots
+                if slot.slice_id is not None
+            }  # fmt: skip
+        names = {jobset["metadata"]["name"] for jobset, _ in snapshot.jobsets}
+        return [
+            states.deleted_slice(one, before[one.id])
+            for one in expected
+            if one.id in before and before[one.id] not in names
         ]
 
     def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:

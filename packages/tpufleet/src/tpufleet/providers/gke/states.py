@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.pools import RefusalKind
 from tpufleet.model.fleet.slices import LossReason, SliceId
@@ -111,6 +111,13 @@ def observed_slices(
             )
         )
     return slices
+
+
+def deleted_slice(expected: ExpectedSlice, jobset: str) -> CloudSlice:
+    return CloudSlice(
+        id=expected.id, zone=expected.zone, state=CloudState.STOPPING,
+        message=f"JobSet {jobset} was deleted", loss=LossReason.VANISHED,
+    )  # fmt: skip
 
 
 def slot_index(pod: Json) -> int:
