@@ -79,6 +79,23 @@ def test_a_wrong_verb_is_refused_in_words(shared_service):
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "kind"),
+    [
+        ("GET", "/jobs/check", "no job"),  # another method than the route of that name
+        ("GET", "/jobs/%7Bref%7D", "no job"),
+        ("GET", "/jobs//logs", "no route"),
+        ("GET", "/jobs/a/b", "no route"),
+        ("GET", "", "no route"),
+    ],
+)
+def test_a_path_that_resembles_another_route(shared_service, method, path, kind):
+    with shared_service.http(shared_service.tokens["ada"]) as http:
+        answer = http.request(method, path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"].startswith(kind)
+
+
+@pytest.mark.parametrize(
     "header", ["", "Bearer", "Basic abc", "tpf_x", "Bearer \xff\xfe", "bearer tpf_"]
 )
 def test_a_malformed_header_is_no_token(shared_service, header):

@@ -11,17 +11,16 @@ import re
 import threading
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
-from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpufleet import errors
@@ -119,6 +118,8 @@ _is_agent_path = re.compile(
         if route.role == SLICE_TOKEN
     )
 ).fullmatch
+Endpoint = Callable[[Request], Awaitable[Response]]
+_FIRST = len(API_PREFIX.split("/"))  # segment after the prefix
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -220,17 +221,12 @@ def create_app(
         await heartbeats.flush()
 
     app = Starlette(
-        routes=[
-            StarletteRoute(
-                API_PREFIX + route.path,
-                dispatch.endpoint(route.bind(provided)),
-                methods=[route.method],
-            )
-            for route in ROUTES
-        ],
         middleware=[
             Middleware(
                 AuthMiddleware,
+                routes=RouteTable(
+                    (route, dispatch.endpoint(route.bind(provided))) for route in ROUTES
+                ),
                 store=store,
                 clock=clock,
                 secret=secret,
@@ -241,13 +237,53 @@ def create_app(
                 links=links,
             )
         ],
-        exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
-    app.router.redirect_slashes = False
     app.state.hub, app.state.metrics = hub, metrics
     app.state.audit_log = audit_log
     return app
+
+
+class RouteTable:
+    """Calls the endpoint of a request. Starlette would compare it with one route after another."""
+
+    def __init__(self, endpoints: Iterable[tuple[Route, Endpoint]]) -> None:
+        self._methods: set[str] = set()
+        # By method, number of segments and the first of them, which is never a placeholder.
+        self._routes: defaultdict[tuple[str, int, str], list[tuple[list[str], Endpoint]]]
+        self._routes = defaultdict(list)
+        for route, endpoint in endpoints:
+            segments = (API_PREFIX + route.path).split("/")
+            for method in {route.method, "HEAD" if route.method == "GET" else route.method}:
+                self._methods.add(method)
+                self._routes[method, len(segments), segments[_FIRST]].append((segments, endpoint))
+        for routes in self._routes.values():
+            routes.sort(key=lambda each: sum(segment[:1] == "{" for segment in each[0]))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._find(scope["method"], scope["path"])
+        if found is None:
+            others = (self._find(method, scope["path"]) for method in self._methods)
+            response = _no_such_route(scope, 405 if any(others) else 404)
+        else:
+            endpoint, scope["path_params"] = found
+            response = await endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    def _find(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
+        sent = path.split("/")
+        if len(sent) <= _FIRST:
+            return None
+        for segments, endpoint in self._routes.get((method, len(sent), sent[_FIRST]), ()):
+            params = {}
+            for known, given in zip(segments, sent, strict=True):
+                if known[:1] == "{" and given:
+                    params[known[1:-1]] = given
+                elif known != given:
+                    break
+            else:
+                return endpoint, params
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,7 +291,8 @@ class AuthMiddleware:
     """Authenticates users before anything else happens. The routes for agents do it themselves,
     because their token depends on the slice that the request names."""
 
-    app: ASGIApp = field(kw_only=False)
+    app: ASGIApp = field(kw_only=False)  # for its lifespan: it has no routes
+    routes: RouteTable
     store: Store
     clock: Clock
     secret: bytes
@@ -331,13 +368,13 @@ class AuthMiddleware:
                     self.limiter.accept(token_hash)
             await send(message)
 
-        await self.app(scope, receive, send_agent_response)
+        await self.routes(scope, receive, send_agent_response)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send, slot: RequestSlot) -> None:
         """Keeps the slot until the client has received the response: it is in memory as long."""
         scope["tpufleet.slot"] = slot
         try:
-            await self.app(scope, receive, in_parts(send))
+            await self.routes(scope, receive, in_parts(send))
         except TimeoutError:
             logger.info("the client of %s stopped receiving", scope["path"])
         finally:
@@ -389,7 +426,7 @@ class Dispatcher:
     metrics: ServerMetrics
     notify: Callable[[], None]
 
-    def endpoint(self, route: Route) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(self, route: Route) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             started = time.monotonic()
             try:
@@ -595,13 +632,13 @@ def _error(status: int, kind: str, message: str) -> Response:
     return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON.value)
 
 
-def _no_such_route(request: Request, error: Exception) -> Response:
+def _no_such_route(scope: Scope, status: int) -> Response:
     """Reached by authenticated users, and by agents that use the wrong method."""
-    assert isinstance(error, HTTPException)
-    if request.scope.get("tpufleet.caller") is None:
+    if scope.get("tpufleet.caller") is None:
         return error_response(Unauthorized(NO_USER))
-    message = f"no route {request.method} {request.url.path}; see {API_PREFIX}/openapi.json"
-    return _error(error.status_code, "NotFound", message)
+    path = urllib.parse.quote(scope["path"])
+    message = f"no route {scope['method']} {path}; see {API_PREFIX}/openapi.json"
+    return _error(status, "NotFound", message)
 
 
 def _refuse_agent() -> Caller:
