@@ -125,6 +125,16 @@ def test_a_zone_that_refuses_bulk_mode_for_spot_is_asked_without_it_once(worlds)
     becomes(world, "c", CloudState.UP)
 
 
+def test_a_zone_that_allows_bulk_mode_later_is_asked_with_it_again(worlds):
+    world = worlds(switches=Switches(bulk_models=(), topology_needs_bulk=False))
+    world.provider.request(ordered("a"))
+    assert not world.engine.groups[f"zones/{ZONE}", "a"].bulk
+    world.engine.switches = Switches()
+    world.pass_time(24 * 3600)
+    world.provider.request(ordered("b"))
+    assert world.engine.groups[f"zones/{ZONE}", "b"].bulk
+
+
 def test_a_group_that_gets_only_some_of_its_vms_one_by_one_is_refused_and_deleted(worlds):
     world = worlds(switches=Switches(bulk_models=(), topology_needs_bulk=False))
     world.limit(2)

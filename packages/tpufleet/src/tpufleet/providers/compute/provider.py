@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 # A release may use a view of the zone that is no older than this.
 MAX_VIEW_AGE = timedelta(seconds=15)
+# Google may allow it meanwhile, and only in bulk mode is a slice granted as a whole.
+BULK_REFUSAL_KEPT = timedelta(days=1)
 # As the emulator calls them.
 _FAULTS = {Fault.PREEMPT: "vanish", Fault.PREEMPT_NOTICE: "preempt"}
 
@@ -85,7 +87,8 @@ class ComputeProvider:
         self._rate_limits = {zone: ZoneRateLimit(zone, monotonic) for zone in settings.zones}
         self._listings: ZoneListings[ZoneView] = ZoneListings(settings.zones, min_wait)
         self._lock = threading.Lock()
-        self._without_bulk: set[tuple[str, Capacity]] = set()  # that refuse bulk mode
+        # Until when groups are created there without bulk mode, which was refused.
+        self._without_bulk: dict[tuple[str, Capacity], datetime] = {}
         self._wake: Callable[[], None] = lambda: None
 
     def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
@@ -201,10 +204,10 @@ class ComputeProvider:
     ) -> None:  # fmt: skip
         """In bulk mode, unless the zone refuses that for this kind of capacity: Google's documents
         disagree on whether spot and on-demand groups can have it."""
-        source = (order.zone, order.capacity)
+        source, now = (order.zone, order.capacity), self._clock.now()
 
         def body() -> dict[str, Any]:
-            bulk = source not in self._without_bulk
+            bulk = self._without_bulk.get(source, now) <= now
             return requests.group(order, slice_id, accelerator, template, location, bulk=bulk)
 
         first = body()
@@ -214,7 +217,7 @@ class ComputeProvider:
             if "targetSizePolicy" in first and error_mapping.refuses_bulk(error):
                 log.warning("%s; creating groups there without it", error)
                 with self._lock:
-                    self._without_bulk.add(source)
+                    self._without_bulk[source] = now + BULK_REFUSAL_KEPT
                 self._insert(order, location, "instanceGroupManagers", body())
             elif self._shared.lacks(str(error)):
                 raise ProviderBusy(str(error)) from error
