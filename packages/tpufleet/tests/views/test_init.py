@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
@@ -102,6 +103,51 @@ def test_a_reservation_exists_fits_the_type_and_is_shared_with_the_project(
     ]  # fmt: skip
     assert (check["status"], bool(check["fix"])) == (status, status != "ok")
     assert message in f"{check['message']} {check['fix']}"
+
+
+def test_a_reservation_of_calendar_mode_that_has_not_begun_is_known_with_its_start(
+    newcomer, tmp_path
+):
+    rest = GoogleRest(newcomer.environ["TPUFLEET_COMPUTE_ENDPOINT"], "my-project")
+    start = datetime.now(UTC) + timedelta(days=2)
+    body = {
+        "name": "cal", "reservationMode": "CALENDAR", "reservationName": "ours",
+        "timeWindow": {"startTime": start.isoformat(), "duration": {"seconds": "259200"}},
+        "specificSkuProperties": {
+            "totalCount": "4", "instanceProperties": {"machineType": "ct6e-standard-4t"},
+        },
+    }  # fmt: skip
+    zone = "projects/my-project/zones/us-east5-a"
+    assert rest.post("compute", f"compute/v1/{zone}/futureReservations", body).status == 200
+    section = {"project": "my-project", "zones": ["us-east5-a"], "reservation": "ours"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"compute": section}))
+    checks = json.loads(newcomer("init", "check", "--type", "v6e-16", "--json").stdout)["checks"]
+    [check] = [each for each in checks if each["name"] == "reservation ours"]
+    assert check["status"] == "ok" and f"{start:%Y-%m-%d}" in check["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "fix"),
+    [("disabled", "gcloud services enable cloudquotas.googleapis.com"),
+     ("denied", "--role=roles/cloudquotas.viewer")],
+)  # fmt: skip
+def test_quota_that_cannot_be_read_comes_with_the_command_that_fixes_it(tmp_path, method, fix):
+    with Emulator() as emulator:
+        state = emulator.project.state
+        if method == "disabled":
+            state.disabled_apis.add("cloudquotas.googleapis.com")
+        else:
+            state.denied_permissions.add("cloudquotas.quotas.get")
+        tpu = Tpu(
+            HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"),
+            TPUFLEET_CONFIG=str(tmp_path / "config.yaml"),
+            TPUFLEET_COMPUTE_ENDPOINT=emulator.project.url,
+        )  # fmt: skip
+        section = {"project": "my-project", "zones": ["us-central1-c"]}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"compute": section}))
+        checks = json.loads(tpu("init", "check", "--type", "tpu7x-16", "--json").stdout)["checks"]
+    [check] = [each for each in checks if each["name"] == "quota tpu7x-16 us-central1-c"]
+    assert check["status"] == "warning" and fix in check["fix"]
 
 
 def test_types_of_both_kinds_share_what_their_sections_have_in_common(newcomer, tmp_path):

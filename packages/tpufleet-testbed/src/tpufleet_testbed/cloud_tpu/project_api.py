@@ -35,6 +35,7 @@ SERVICES = {
 }
 TITLES = {"compute.googleapis.com": "Compute Engine API"}
 DEFAULT_QUOTA = 1024
+QUOTA_PERMISSION = "cloudquotas.quotas.get"
 _NETWORKING = re.compile(r"/(networks|subnetworks|firewalls|routers)(/|$)")
 DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 
@@ -127,6 +128,10 @@ class ProjectApi:
                 return (200, found) if state.exists else _not_found(path)
             case "services":
                 return 200, {"state": "DISABLED" if last in state.disabled_apis else "ENABLED"}
+            case "quotas" if not self._granted([QUOTA_PERMISSION]):
+                message = f"Permission '{QUOTA_PERMISSION}' denied on resource '{path}'"
+                error = {"code": 403, "message": message, "status": "PERMISSION_DENIED"}
+                return 403, {"error": error}
             case "quotas" if "/compute.googleapis.com/" in path:
                 quota = capacity.quota_info(last, self.tpus.engine.quota)
                 return (200, quota) if quota is not None else _not_found(path)

@@ -131,9 +131,11 @@ class ComputePreflight(Preflight):
             kind = type_lookup.find(accelerator)
             name = f"quota {type_lookup.short_name(accelerator)} {zone}"
             limit = reader.limit(kind, zone, capacity, now)
-            if limit is None:
-                quiet = capacity is Capacity.RESERVED
-                yield ok(name, "none needed") if quiet else warning(name, "cannot be read")
+            if capacity is Capacity.RESERVED:
+                yield ok(name, "none needed")
+            elif limit is None:
+                role = self._grant(f"projects {self._project}", "roles/cloudquotas.viewer")
+                yield unknown(self._project, name, reader.refusal, role)
             elif limit.chips is None or limit.chips >= kind.chips:
                 chips = "unlimited" if limit.chips is None else f"{limit.chips} chips"
                 yield ok(name, f"{chips} ({capacity})")

@@ -17,7 +17,7 @@ import msgspec
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.compute.error_mapping import API
-from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 
 READ_INTERVAL = timedelta(minutes=10)
 # The value of the dimension `tpu_family`, and the word in ids of quotas of their own.
@@ -57,6 +57,7 @@ class QuotaReader:
         self._project = project
         self._lock = threading.Lock()
         self._read: dict[tuple[str, str, Capacity], tuple[datetime, Limit | None]] = {}
+        self.refusal = Answer(status=404, body={})  # why the last one could not be read
 
     def limit(
         self, accelerator: Accelerator, zone: str, capacity: Capacity, now: datetime
@@ -83,7 +84,9 @@ class QuotaReader:
             if answer.status == 200:
                 limit = _limit(answer.body, quota_id, generation, zone)
                 found += [limit] if limit is not None else []
-            elif not answer.missing:
+                continue
+            self.refusal = answer
+            if not answer.missing:
                 return None
         # An unlimited one first.
         return max(found, key=lambda each: (each.chips is None, each.chips or 0), default=None)
