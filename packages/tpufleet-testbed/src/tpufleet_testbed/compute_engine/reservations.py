@@ -78,13 +78,25 @@ class Reservations:
                 reservation.ends_at, reservation.calendar = start + each.until, each.name
                 self.future[each.zone, each.name] = FutureReservation(
                     name=each.name, zone=each.zone, project="", number=engine.number(),
-                    body={"name": each.name, "reservationMode": "CALENDAR"},
+                    body={
+                        "name": each.name, "reservationMode": "CALENDAR",
+                        "reservationName": each.name,
+                        "timeWindow": {"startTime": timestamp(reservation.starts_at)},
+                    },
                     reservation=reservation, created_at=start,
                 )  # fmt: skip
             self._add(reservation)
 
     def _add(self, reservation: Reservation) -> None:
-        self.known[reservation.zone, reservation.name] = reservation
+        """One of calendar mode is made at its start."""
+
+        def begin(at: datetime) -> None:
+            self.known[reservation.zone, reservation.name] = reservation
+
+        if not reservation.calendar:
+            begin(reservation.starts_at)
+        else:
+            self._engine.schedule(reservation.starts_at, begin)
         if reservation.ends_at is not None:
             self._engine.schedule(reservation.ends_at, lambda at: self._end(reservation, at))
 
@@ -238,7 +250,9 @@ class Reservations:
             "lockTime": timestamp(future.created_at),
             "autoCreatedReservations": [
                 link(future.project, f"{scope}/reservations/{reservation.name}")
-            ],
+            ]
+            if started
+            else [],
         }
         return {
             "kind": "compute#futureReservation", **future.body, "id": str(future.number),

@@ -47,6 +47,7 @@ SOURCES = {
     "CONSUME": f"{DOCS}/compute/docs/instances/reservations-consume",
     "BOUND": f"{DOCS}/compute/docs/instances/about-reservation-bound-vms",
     "CAL": "https://cloud.google.com/compute/docs/instances/create-future-reservations-calendar-mode",
+    "FUTURE": f"{DOCS}/compute/docs/instances/create-shared-future-reservations",
     "MN": "https://cloud.google.com/tpu/docs/view-maintenance-notifications",
     "MS": "https://cloud.google.com/tpu/docs/manually-start-maintenance",
     "REST": f"{DOCS}/compute/docs/reference/rest/v1",
@@ -769,10 +770,10 @@ RESERVATION_ROWS = (
         (400, "already being used")),
     Row("calendar: reserved at once", "CAL", lambda w: (calendar()(w), future(w))[1],
         lambda found: found.status.procurement_status == "COMMITTED"),
-    Row("calendar: not READY before it starts", "CAL", lambda w: (
+    Row("calendar: its reservation is made when it starts", "FUTURE", lambda w: (
         calendar()(w), w.prepare(**bound("cal-res")), w.add_group(), w.advance(120),
         w.last_error().message)[4],
-        lambda text: "it requires reservation to be in READY state" in text),
+        lambda text: "does not exist" in text),
     Row("calendar: fulfilled when it starts", "CAL", lambda w: (
         calendar()(w), w.advance(LONG + 1), future(w))[2],
         lambda found: found.status.procurement_status == "FULFILLED"

@@ -13,7 +13,13 @@ pytest.importorskip("google.auth", reason="pip install 'tpufleet[compute]'")
 
 from tests.providers.compute.emulated_compute import ZONE, EmulatedCompute
 from tests.providers.orders import order
-from tpufleet.errors import FleetError, ProviderBusy, ProviderUnavailable, RateLimited
+from tpufleet.errors import (
+    FleetError,
+    NoCapacity,
+    ProviderBusy,
+    ProviderUnavailable,
+    RateLimited,
+)
 from tpufleet.model.fleet import bootstrap
 from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice
@@ -208,6 +214,24 @@ def test_a_reservation_grants_what_it_holds_until_it_ends(worlds):
     assert "does not have available resources" in refused.message
     world.pass_time(2 * 3600)
     assert "the reservation ended" in becomes(world, "a", CloudState.PREEMPTED).message
+
+
+def test_a_reservation_of_calendar_mode_is_waited_for_until_it_begins(worlds):
+    """It is made at its start."""
+    held = ReservedCapacity(
+        name="calendar", zone=ZONE, machine="ct5p-hightpu-4t", vms=4,
+        after=timedelta(hours=5), until=timedelta(hours=30),
+    )  # fmt: skip
+    world = worlds(reservations=(held,))
+    world.reopen(reservation="calendar")
+    for _ in range(2):
+        with pytest.raises(NoCapacity, match="begins at"):
+            world.provider.request(ordered("a", capacity=Capacity.RESERVED))
+        world.pass_time(3600)
+    assert world.calls("instanceGroupManagers.insert") == []
+    world.pass_time(3 * 3600)
+    world.provider.request(ordered("a", capacity=Capacity.RESERVED))
+    becomes(world, "a", CloudState.UP)
 
 
 def test_a_slice_whose_chips_cannot_be_joined_has_failed(worlds):

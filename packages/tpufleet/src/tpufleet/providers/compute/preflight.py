@@ -17,6 +17,7 @@ from tpufleet.providers.compute.requests import MACHINES
 from tpufleet.providers.compute.settings import ComputeSettings
 from tpufleet.providers.tpu_vm.preflight import Preflight
 from tpufleet.providers.tpu_vm.preflight_accounts import unknown
+from tpufleet.providers.tpu_vm.reservations import begin_of
 
 # cloud.google.com/compute/docs/tpus/quickstart-create-tpu-multi-host-slice; the fine-grained set is
 # of the methods that the server calls (compute/docs/access/iam).
@@ -98,6 +99,11 @@ class ComputePreflight(Preflight):
         found = sorted(answers, key=lambda each: (each[1].status != 200, each[1].missing))[:1]
         command = f"gcloud compute reservations list --project {owner}"
         if not found or found[0][1].missing:
+            for zone in self._known_zones():
+                scope = f"compute/v1/projects/{owner}/zones/{zone}"
+                begin = begin_of(self._rest, scope, wanted.name, SystemClock().now())
+                if begin is not None:
+                    return ok(name, f"begins at {begin:%Y-%m-%d %H:%M} UTC")
             return failed(name, f"{wanted.name} not found", command)
         [(zone, answer)] = found
         if answer.status != 200:
