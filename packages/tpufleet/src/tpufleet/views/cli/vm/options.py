@@ -48,7 +48,7 @@ NODE_OPTIONS = options(
     click.option("--preemptible/--no-preemptible", "--spot/--norm", "-pre/-norm", "spot",
                  default=True, help="Spot capacity (default), or on demand."),
     click.option("--autostop", type=AutostopTime(), default=AUTOSTOP, show_default=True,
-                 help="Delete it this long after its creation, such as 8h, or `none`."),
+                 help="A server or `tpu vm fleet autostop` deletes it after this time; or `none`."),
 )  # fmt: skip
 
 
