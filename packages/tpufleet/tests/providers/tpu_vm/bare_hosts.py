@@ -3,6 +3,7 @@ startup script and the bundle that the metadata of their node names."""
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,10 +67,24 @@ class BareHosts(AgentHosts):
                 return
             self._startup(node, machine)
 
+    def ssh(self, node_id: str, command: str) -> subprocess.CompletedProcess[str]:
+        """On all hosts of this node, one after the other: the first answer that is an error, or the
+        last."""
+        for machine in self.machines(node_id):
+            storage = {"TPUFLEET_STORAGE_URL": self._storage} if self._storage else {}
+            done = machine.with_services("bash", "-c", command, **storage)
+            if done.returncode != 0:
+                break
+        return done
+
     def machines(self, node_id: str) -> list[UbuntuHost]:
         """Of the hosts of this node, in order."""
         [found] = [hosts for node, hosts in self._nodes.values() if node.id == node_id]
         return found
+
+    def count(self, node_id: str) -> int:
+        """Of its machines that exist already."""
+        return sum(len(hosts) for node, hosts in list(self._nodes.values()) if node.id == node_id)
 
     def boot_again(self, machine: UbuntuHost) -> None:
         """One that was powered off."""
@@ -105,6 +120,8 @@ class BareHosts(AgentHosts):
         self._switch.close()
 
     def _startup(self, node: NodeRecord, machine: UbuntuHost) -> None:
+        if not node.template.metadata.get("startup-script"):
+            return
         storage = {"TPUFLEET_STORAGE_URL": self._storage} if self._storage else {}
         self._start(lambda: machine.startup(node.template.metadata["startup-script"], **storage))
 

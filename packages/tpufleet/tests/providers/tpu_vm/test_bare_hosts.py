@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import ensurepip
 import hashlib
+import json
 import os
 import shutil
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,11 +18,15 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
+from google.cloud import tpu_v2
+
 from tests.providers.tpu_vm import host_network
 from tests.providers.tpu_vm.bare_hosts import BareHosts
 from tests.providers.tpu_vm.emulated_fleet import Fleet
 from tests.providers.tpu_vm.ubuntu_host import build_bundle
+from tpufleet.providers.tpu_vm import api
 from tpufleet_testbed.cloud_tpu.locations import IMMEDIATE
+from tpufleet_testbed.servers import HttpServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -76,6 +82,69 @@ def machine_wide(folder):
     commands = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
     hosts = [each for each in commands if str(folder / "hosts") in each]
     return mounts, hosts, sorted(os.listdir("/sys/class/net"))
+
+
+# What runs in place of gcloud: `gcloud compute tpus tpu-vm ssh NODE … --command=COMMAND`.
+GCLOUD = """#!{python}
+import json, sys, urllib.request
+[command] = [each.partition("=")[2] for each in sys.argv if each.startswith("--command=")]
+body = json.dumps([sys.argv[5], command]).encode()
+status, printed = json.load(urllib.request.urlopen("{url}", body))
+print(printed)
+sys.exit(status)
+"""
+
+
+@pytest.fixture
+def ssh(fleet, tmp_path):
+    """The hosts can be reached with gcloud, and the client knows of no emulator."""
+
+    def answer(method, path, headers, body):
+        done = fleet.hosts.ssh(*json.loads(body))
+        return 200, {}, json.dumps([done.returncode, done.stdout + done.stderr]).encode()
+
+    server = HttpServer(answer)
+    gcloud = tmp_path / "bin" / "gcloud"
+    gcloud.parent.mkdir()
+    gcloud.write_text(GCLOUD.format(python=sys.executable, url=server.url))
+    gcloud.chmod(0o755)
+    settings = json.loads(fleet.tpu.environ["TPUFLEET_TPU_VM"])
+    del settings["endpoint"]
+    fleet.tpu.environ["TPUFLEET_TPU_VM"] = json.dumps(settings)
+    fleet.tpu.environ["PATH"] = f"{gcloud.parent}{os.pathsep}{os.environ['PATH']}"
+    yield
+    server.close()
+
+
+def test_a_tpu_vm_of_a_person_is_adopted_with_ssh_runs_a_job_and_is_as_before(fleet, ssh, shared):
+    client = api.connect(fleet.emulator.endpoint)
+    node = tpu_v2.Node(
+        accelerator_type="v4-16", runtime_version="tpu-ubuntu2204-base", metadata={"team": "vision"}
+    )
+    parent = f"projects/my-project/locations/{ZONE}"
+    client.create_node(parent=parent, node_id="mels", node=node)
+    fleet.tpu.ok("pool", "create", "lab", "v4-16", "--provider", "tpu-vm", "--zone", ZONE)
+    fleet.until(lambda: fleet.hosts.count("mels") == 2, "its hosts run")
+    adopted = fleet.tpu("adopt", "mels", "--pool", "lab")
+    assert adopted.exit_code == 0, adopted.output + fleet.hosts.logs()
+    [job] = fleet.submit({
+        "command": ["python", "-c", "import os; print('host', os.environ['TPU_WORKER_ID'])"],
+        "accelerator": "v4-16", "pool": "lab", "dependencies": [],
+        "env": {"UV_FIND_LINKS": f"{shared}/wheels", "UV_NO_INDEX": "1", "UV_OFFLINE": "1"},
+    })  # fmt: skip
+    ended = ("succeeded", "failed", "cancelled")
+    fleet.until(lambda: fleet.states()[job] in ended, "it ends", 300)
+    log = fleet.tpu("logs", job).output
+    assert fleet.states()[job] == "succeeded", log + fleet.hosts.logs()
+    assert "host 0" in log and "host 1" in log
+    fleet.tpu.ok("adopt", "undo", "mels")
+    agents = lambda: [each.run("systemctl", "is-active").returncode
+                      for each in fleet.hosts.machines("mels")]  # fmt: skip
+    fleet.until(lambda: 0 not in agents(), "its agents end")
+    [found] = [each for each in client.list_nodes(parent=parent)]
+    assert dict(found.metadata) == {"team": "vision"} and found.state == tpu_v2.Node.State.READY
+    client.delete_node(name=found.name)
+    fleet.until(lambda: not fleet.nodes(), "its owner deletes it")
 
 
 def test_hosts_of_a_scarce_gang_that_start_again_keep_its_slices(fleet, shared, tmp_path):

@@ -64,6 +64,8 @@ case "$1" in
 esac
 """
 
+SUDO = '#!/bin/sh\nexec "$@"\n'  # everybody is root
+
 
 def ubuntu_root() -> Path:
     """The root folder of a plain Ubuntu 22.04, made once; skips with the reason if that fails."""
@@ -151,8 +153,9 @@ class UbuntuHost:
             (folder / name).mkdir()
         options = f"lowerdir={ubuntu_root()},upperdir={folder}/upper,workdir={folder}/work"
         _run("mount", "-t", "overlay", "overlay", "-o", options, self.root)
-        (self.root / "usr/local/bin/systemctl").write_text(SYSTEMCTL)
-        (self.root / "usr/local/bin/systemctl").chmod(0o755)
+        for program, text in {"systemctl": SYSTEMCTL, "sudo": SUDO}.items():
+            (self.root / "usr/local/bin" / program).write_text(text)
+            (self.root / "usr/local/bin" / program).chmod(0o755)
         services = "".join(f"{key}={value}\n" for key, value in (environ or {}).items())
         (self.root / "etc/systemd/environment").write_text(services)
         (self.root / "etc/resolv.conf").write_text("")
@@ -247,6 +250,10 @@ class UbuntuHost:
     def startup(self, script: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
         """Run the startup script, as the machine does at boot; that of a host unless given."""
         (self.root / "startup.sh").write_text(script or startup_script.script())
+        return self.with_services("bash", "/startup.sh", **environ)
+
+    def with_services(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run it where what the metadata names now can be reached."""
         if self._own_metadata is not None:
             self.metadata.put(self.name, metadata_server.instance_values(self.attributes))
         for path, value in INSTANCE.items():
@@ -260,7 +267,7 @@ class UbuntuHost:
         named += [*storage.values(), *self._environ.values()]
         if self._network is not None:
             self._network.give(host_network.services_in(named))
-        return self.run("bash", "/startup.sh", **storage)
+        return self.run(*command, **storage)
 
     @property
     def report(self) -> BootstrapReport | None:
