@@ -90,7 +90,8 @@ def test_a_newcomer_follows_the_page_to_a_finished_job(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_newcomer_follows_the_page_with_tpu_hosts_that_have_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", [PAGE, COMPUTE_PAGE])
+def test_a_newcomer_follows_the_page_with_tpu_hosts_that_have_nothing(tmp_path, monkeypatch, page):
     from tests.providers.tpu_vm import ubuntu_host
     from tpufleet.agent import uv_tool
 
@@ -98,12 +99,16 @@ def test_a_newcomer_follows_the_page_with_tpu_hosts_that_have_nothing(tmp_path, 
     monkeypatch.setenv("REAL_UV", uv_tool.find_uv())
     python = ubuntu_host.relocatable_python(tmp_path / "python")
     monkeypatch.setenv("RELOCATABLE", str(python))
-    check_first_job(walk(PAGE, tmp_path, monkeypatch, BARE_UV, bare=True))
+    check = check_first_job if page == PAGE else check_multislice_job
+    check(walk(page, tmp_path, monkeypatch, BARE_UV, bare=True))
 
 
 @pytest.mark.slow
 def test_a_newcomer_follows_the_page_to_a_multislice_job_on_instances(tmp_path, monkeypatch):
-    printed = walk(COMPUTE_PAGE, tmp_path, monkeypatch, UV)
+    check_multislice_job(walk(COMPUTE_PAGE, tmp_path, monkeypatch, UV))
+
+
+def check_multislice_job(printed: dict[str, str]) -> None:
     [init] = [text for command, text in printed.items() if command.startswith("tpu init -")]
     fixes = [line for line in printed if line.startswith(("gcloud services", "gcloud storage"))]
     assert len(fixes) == 2 and all(f"next: {fix}" in init for fix in fixes)
@@ -136,10 +141,12 @@ def walk(
             ),
         )
         if bare:
+            from tests.providers.compute.bare_vms import BareVms
             from tests.providers.tpu_vm.bare_hosts import BareHosts
 
-            hosts = BareHosts(tmp_path / "hosts", emulator, storage=storage)
-            closing.callback(hosts.close)
+            for kind in (BareHosts, BareVms):
+                hosts = kind(tmp_path / kind.__name__, emulator, storage=storage)
+                closing.callback(hosts.close)
         # An address of its own, so that the port on the page is free.
         address = "127." + ".".join(str(random.randint(2, 250)) for _ in range(3))
         machine = ServerMachine(tmp_path / "vm", address, storage)

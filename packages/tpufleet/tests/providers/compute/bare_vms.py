@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.providers.tpu_vm.bare_hosts import ENVIRON
-from tests.providers.tpu_vm.host_network import Switch
+from tests.providers.tpu_vm.host_network import PACKAGE_INDEX, Switch
 from tests.providers.tpu_vm.ubuntu_host import UbuntuHost
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
 from tpufleet_testbed.compute_engine.records import Vm
@@ -16,16 +16,16 @@ from tpufleet_testbed.compute_engine.vm_hosts import VmHosts
 
 
 class BareVms(VmHosts):
-    """They download from the folder of `bundle`, have the `shared` folder, and reach each other,
-    the server and these services of the internet."""
+    """They download from the folder of `bundle` or from `storage`, have the `shared` folder, and
+    reach each other, the server and these services of the internet."""
 
     def __init__(
-        self, folder: Path, emulator: Emulator, *, bundle: Path, shared: Path,
-        environ: Mapping[str, str] | None = None, internet: Sequence[str] = (),
+        self, folder: Path, emulator: Emulator, *, bundle: Path | None = None, storage: str = "",
+        shared: Path | None = None, internet: Sequence[str] = PACKAGE_INDEX,
     ) -> None:  # fmt: skip
         self._folder, self._metadata = folder, emulator.metadata
         self._bundle, self._shared, self._internet = bundle, shared, internet
-        self._environ = {**ENVIRON, **(environ or {})}
+        self._storage = {"TPUFLEET_STORAGE_URL": storage} if storage else {}
         self._switch = Switch()
         self._machines: dict[str, UbuntuHost | None] = {}  # None: it is being made
         self._threads: list[threading.Thread] = []
@@ -40,7 +40,7 @@ class BareVms(VmHosts):
     def _boot(self, vm: Vm, script: str) -> None:
         machine = UbuntuHost(
             self._folder / vm.key, self._bundle, "", metadata=self._metadata, name=vm.key,
-            chips=vm.machine.chips, shared=self._shared, environ=self._environ,
+            chips=vm.machine.chips, shared=self._shared, environ=ENVIRON,
             switch=self._switch, internet=self._internet,
         )  # fmt: skip
         with self._changing:
@@ -50,7 +50,7 @@ class BareVms(VmHosts):
         if deleted:
             machine.close()
         else:
-            machine.startup(script)
+            machine.startup(script, **self._storage)
 
     def publish(self, vm: Vm, path: str, value: str) -> None:
         self._metadata.set_value(vm.key, path, value)

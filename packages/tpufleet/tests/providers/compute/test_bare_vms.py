@@ -73,7 +73,9 @@ def fleets(tmp_path, bundle):
                 "bundle": f"gs://{bundle.name}", "bundle_sha256": digest, "gang_patience": "60s",
             },
         )  # fmt: skip
-        fleet.hosts = BareVms(tmp_path / "hosts", fleet.emulator, bundle=bundle, shared=shared)
+        fleet.hosts = BareVms(
+            tmp_path / "hosts", fleet.emulator, bundle=bundle, shared=shared, internet=()
+        )
         fleet.wheels = shared / "wheels"
         opened.append(fleet)
         return fleet
