@@ -8,6 +8,7 @@ import pytest
 
 from tests.journeys.simulated_hosts import Program
 from tpufleet.model.events import EventKind
+from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobState
 from tpufleet.model.people.budgets import (
@@ -18,8 +19,9 @@ from tpufleet.model.people.budgets import (
     BudgetScope,
 )
 from tpufleet.model.values.encoding import from_json
+from tpufleet.model.values.records import replace
 from tpufleet.service.people import settled_costs
-from tpufleet.stores.base import EventQuery
+from tpufleet.stores.base import ChangeSet, EventQuery
 
 USD_PER_SECOND = 7.68 / 3600
 LATE = 30 + 10  # seconds: the interval between two checks, and the way to the hosts
@@ -161,3 +163,32 @@ def test_a_budget_for_all_time_counts_months_that_are_over(make_fleet):
 def _spent(fleet) -> float:
     report = from_json(fleet.store.metadata(BUDGET_REPORT).encode(), BudgetReport)
     return sum(use.spent for use in report.budgets)
+
+
+def store_unreadable_slice(fleet, job, age):
+    """As a later version may leave one: of a type that this one does not know."""
+    up = fleet.clock.now() - age
+    known = next(each for each in fleet.store.slices(live_only=False) if each.job_id == job)
+    unknown = replace(
+        known, id=SliceId("unreadable"), accelerator="v99-1", state=SliceState.GONE,
+        loss=LossReason.RELEASED, requested_at=up, up_at=up, ready_at=up, gone_at=up + timedelta(hours=1),
+    )  # fmt: skip
+    fleet.store.commit(ChangeSet(slices=[unknown]))
+
+
+def test_a_row_that_cannot_be_read_stops_no_other_check(make_fleet, caplog):
+    ann = Budget(scope=BudgetScope.USER, name="ann", usd=99, period=BudgetPeriod.TOTAL)
+    bob = Budget(scope=BudgetScope.USER, name="bob", usd=0.5, period=BudgetPeriod.DAY)
+    fleet = make_fleet(budgets=[ann, bob])
+    unreadable = fleet.submit(Program(steps=3600), max_cost=0.2)
+    fleet.until_state(unreadable, JobState.RUNNING)
+    store_unreadable_slice(fleet, unreadable, timedelta(days=3))
+    fleet.restart_controller()
+    limited, of_bob = fleet.submit(Program(steps=3600), max_cost=0.3), fleet.submit(owner="bob")
+    fleet.until(lambda: fleet.job(limited).ended, 600)
+    assert fleet.job(limited).end_reason is EndReason.OVER_BUDGET
+    assert fleet.job(of_bob).state is JobState.SUCCEEDED
+    assert fleet.job(unreadable).state is JobState.RUNNING, "nobody knows what it cost"
+    report = from_json(fleet.store.metadata(BUDGET_REPORT), BudgetReport)
+    assert [use.name for use in report.budgets] == ["bob"]
+    assert "v99-1" in caplog.text

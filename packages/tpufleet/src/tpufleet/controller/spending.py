@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cache
 
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.working_set import WorkingSet
+from tpufleet.errors import Unreachable, unexpected
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.people.budgets import BUDGET_REPORT, BudgetReport, BudgetUse
 from tpufleet.model.people.costs import SETTLED_COSTS, CostRow, SettledCosts
@@ -16,6 +19,8 @@ from tpufleet.model.values import encoding
 from tpufleet.model.values.records import replace
 from tpufleet.policy.accounting import budgets, costs
 from tpufleet.stores.base import Store
+
+log = logging.getLogger(__name__)
 
 # At a dollar per chip hour, a v5e-256 spends about 2 dollars between two checks.
 CHECK_INTERVAL = timedelta(seconds=30)
@@ -46,8 +51,9 @@ class SpendingMonitor:
         for job_id in sorted(self._working_set.limited_jobs):
             job = self._working_set.jobs[job_id]
             if not job.ended and not job.over_limit:
-                rows = self._rows_of(job, now)
-                self._stop(job, budgets.job_limit(job.spec, rows, self._prices))
+                with _logged(f"adding up the cost of job {job_id}"):
+                    rows = self._rows_of(job, now)
+                    self._stop(job, budgets.job_limit(job.spec, rows, self._prices))
         if self._budgets:
             self._check_budgets(now)
         elif self._left_from_before:  # budgets were removed from the configuration
@@ -83,11 +89,17 @@ class SpendingMonitor:
 
     def _uses(self, now: datetime) -> list[BudgetUse]:
         @cache
-        def rows_since(since: datetime | None) -> Sequence[CostRow]:
-            return self._spent_since(since, now)
+        def rows_since(since: datetime | None) -> Sequence[CostRow] | None:
+            with _logged(f"adding up what was spent since {since or 'the beginning'}"):
+                return self._spent_since(since, now)
+            return None
 
         users = [user.name for user in self._store.users()]
         uses = budgets.usage(self._budgets, rows_since, self._prices, now, users)
+        # What cannot be added up now stays as it was.
+        uses += [
+            use for use in self._working_set.exhausted_budgets if rows_since(use.since) is None
+        ]
         current = {use.since for use in uses}
         self._spent = {since: spent for since, spent in self._spent.items() if since in current}
         return uses
@@ -137,3 +149,14 @@ class SpendingMonitor:
                 slices[slice_id] = stored
         rows = costs.account(slices.values(), {job.id: job}, attempts, now)
         return [row for row in rows if row.job_id == job.id]
+
+
+@contextmanager
+def _logged(activity: str) -> Iterator[None]:
+    """A row that cannot be read must not keep other jobs and budgets from being checked."""
+    try:
+        yield
+    except Unreachable:
+        raise
+    except Exception:
+        log.exception(unexpected(activity))

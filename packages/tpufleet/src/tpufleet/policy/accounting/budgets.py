@@ -49,18 +49,21 @@ def period_end(period: BudgetPeriod, start: datetime | None) -> datetime | None:
 
 def usage(
     budgets: Sequence[Budget],
-    rows_since: Callable[[datetime | None], Sequence[CostRow]],
+    rows_since: Callable[[datetime | None], Sequence[CostRow] | None],
     price_table: Prices,
     now: datetime,
     users: Iterable[str] = (),
 ) -> list[BudgetUse]:
-    """What each user and pool has spent. A budget for every user gives one entry for each of
-    `users`, and of those who spent something, unless they have a budget of their own."""
+    """What each user and pool has spent, where that is known. A budget for every user gives one
+    entry for each of `users`, and of those who spent something, unless they have a budget of their
+    own."""
     own = {budget.name for budget in budgets if budget.scope is BudgetScope.USER}
     found = []
     for budget in budgets:
         since = period_start(budget.period, now)
         rows = rows_since(since)
+        if rows is None:
+            continue
         names: Iterable[str] = (budget.name,)
         if budget.scope is BudgetScope.USER and budget.name == EVERY_USER:
             spenders = {row.owner for row in rows if row.owner}
