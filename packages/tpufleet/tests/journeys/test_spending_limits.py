@@ -171,7 +171,8 @@ def store_unreadable_slice(fleet, job, age):
     known = next(each for each in fleet.store.slices(live_only=False) if each.job_id == job)
     unknown = replace(
         known, id=SliceId("unreadable"), accelerator="v99-1", state=SliceState.GONE,
-        loss=LossReason.RELEASED, requested_at=up, up_at=up, ready_at=up, gone_at=up + timedelta(hours=1),
+        loss=LossReason.RELEASED, requested_at=up, up_at=up, ready_at=up,
+        gone_at=up + timedelta(hours=1),
     )  # fmt: skip
     fleet.store.commit(ChangeSet(slices=[unknown]))
 

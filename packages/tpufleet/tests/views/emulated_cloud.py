@@ -21,11 +21,16 @@ class Cloud:
         self.tpu = Tpu(
             HOME=str(folder),
             TPUFLEET_HOME=str(folder / "state"),
-            TPUFLEET_TPU_VM=json.dumps(
-                {"project": "my-project", "zones": ZONES.split(","),
-                 "endpoint": self.emulator.endpoint}
-            ),
         )  # fmt: skip
+        self.configure()
+
+    def configure(self, **settings: Any) -> None:
+        """Settings of the section `tpu_vm` besides those that it needs."""
+        section = {
+            "project": "my-project", "zones": ZONES.split(","),
+            "endpoint": self.emulator.endpoint, **settings,
+        }  # fmt: skip
+        self.tpu.environ["TPUFLEET_TPU_VM"] = json.dumps(section)
 
     def states(self) -> dict[str, str]:
         with self.emulator.cloud.lock:

@@ -332,6 +332,13 @@ def test_an_unreachable_server_is_named(elsewhere):
     assert "http://127.0.0.1:1" in answer.stderr
 
 
+@pytest.mark.parametrize(("typed", "message"), [("v9-3", "unknown TPU type"), ("lab", "token")])
+def test_a_mistyped_type_is_named_before_a_missing_token(alone, typed, message):
+    tpu = Tpu(**alone.environ, TPUFLEET_SERVER="http://127.0.0.1:9")
+    answer = tpu("run", typed, "--", "true")
+    assert message in answer.stderr
+
+
 def test_a_traceback_is_shown_only_in_debug_mode(alone, work):
     assert "Traceback" not in alone("submit", "nothing.yaml").stderr
     asked = Tpu(**alone.environ, TPUFLEET_DEBUG="1")

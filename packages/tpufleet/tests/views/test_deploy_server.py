@@ -175,6 +175,22 @@ def test_roles_that_the_account_of_the_vm_lacks_are_told_first(cloud, tmp_path):
     assert cloud.tpu("deploy", "server").stderr.count("next: gcloud") == 1
 
 
+@pytest.mark.parametrize(
+    ("of_hosts", "of_server", "shared"),
+    [
+        ("", (), True),
+        ("default", (), True),
+        ("a@b.c", ("--service-account", "a@b.c"), True),
+        ("a@b.c", (), False),
+        ("", ("--service-account", "a@b.c"), False),
+    ],
+)
+def test_hosts_that_can_act_as_the_server_are_told(cloud, of_hosts, of_server, shared):
+    cloud.configure(service_account=of_hosts)
+    answer = cloud.tpu("deploy", "server", "--dry-run", *of_server)
+    assert answer.exit_code == 0 and ("can act as the server" in answer.stderr) == shared
+
+
 def test_without_the_compute_api_nothing_is_built(cloud):
     cloud.emulator.project.state.disabled_apis.add("compute.googleapis.com")
     answer = cloud.tpu("deploy", "server", "--yes")

@@ -45,6 +45,12 @@ def server_vm(
     return ServerVm(rest, settings, report)
 
 
+def shares_account(config: Config, service_account: str) -> bool:
+    """Whether programs of jobs can act as the server: hosts hand out tokens of their account."""
+    sections = [section for section in (config.tpu_vm, config.compute) if section is not None]
+    return any((each.get("service_account") or "default") == service_account for each in sections)
+
+
 def live_slices(config: Config, vm: ServerVm, report: Callable[[str], None]) -> list[PaidResource]:
     """What would be paid for, and deleted by nobody, without this server."""
     hosts = vm.hosts()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tpufleet.errors import BadInput, Unreachable
+from tpufleet.errors import BadInput, Unauthorized, Unreachable
 from tpufleet.model.fleet.inventory import InventoryRow, InventoryState
 from tpufleet.model.people.preferences import Preferences
 from tpufleet.model.tpu import type_lookup
@@ -41,7 +41,8 @@ def resolve(
     known_type = type_lookup.is_known(accelerator)
     if known_type and not config_values and folder is None:
         return RunTarget(accelerator, command)
-    # A mistyped type must not start a server; aliases of a server that is stopped are not known.
+    # A mistyped type must not start a server, nor need a token; aliases of a server that is stopped
+    # are not known.
     needs_preferences = bool(config_values) or folder is not None
     pool = None
     try:
@@ -56,8 +57,9 @@ def resolve(
                 typed != accelerator or _names_type(typed)
             ):
                 raise _unknown_node(typed, accelerator)
-    except Unreachable:
-        if needs_preferences:
+    except (Unreachable, Unauthorized) as error:
+        is_alias = isinstance(error, Unauthorized) and not re.match(r"v\d", accelerator)
+        if needs_preferences or is_alias:
             raise
         return RunTarget(accelerator, command)
     arguments = tuple(config_argument(preferences, pair) for pair in config_values)

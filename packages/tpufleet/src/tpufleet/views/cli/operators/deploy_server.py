@@ -113,6 +113,12 @@ def server(
     plan = vm.plan()
     if dry_run or not output.as_json():
         _show_plan(plan)
+    if deployment.shares_account(config, service_account):
+        shared = (
+            "every job can act as the server, because hosts have its service account\n  next: set "
+            "service_account in tpu_vm to one that may only use the bucket: docs/tpu-vms.md"
+        )
+        output.print_warnings([shared])
     if dry_run:
         return
     if grants:
