@@ -5,23 +5,27 @@ moments that the program itself writes down, and so does a stopwatch. The librar
 interruption only when a step is made again: after a notice, when all steps are saved, it counts the
 interruption as a long step, and the stopwatch is the reference. `pip install
 ml-goodput-measurement` first.
+
+With --minutes, one job suffers faults of all kinds at random for so long, and the server's figure
+is beside that of the stopwatch; this needs no library.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
 import tempfile
+import time
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from ml_goodput_measurement.src import goodput as library
-
 import recovery_step
 import servers
-from recovery_step import Trace, inject, until
+from recovery_step import Trace, inject, running_job, until
 from reporting import Measure, report, run_benchmark
 from tpufleet.client.fleet import FleetClient, new_job, new_job_id
 from tpufleet.model.api_types import JobDetail
@@ -29,6 +33,8 @@ from tpufleet.model.job.job_file import parse_job
 from tpufleet.policy.accounting import goodput
 
 NOTICED = "preempted with notice"
+STORM = [kind for kind in recovery_step.KINDS if kind not in recovery_step.SLICES]
+STORM_GOAL = 90.0
 KINDS = ("process crash", NOTICED, "preempted without notice")
 FAULTS_AT = (33, 72, 118)  # steps; a checkpoint is written every 10
 
@@ -45,6 +51,8 @@ class Entries:
 
 def of_library(trace: Trace) -> float:
     """From what process 0 wrote down. The job ends with its last step."""
+    from ml_goodput_measurement.src import goodput as library
+
     notes = sorted(trace.notes(0))
     names = {"started": "job_start_time", "imported": "tpu_init_start_time",
              "joined": "tpu_init_end_time"}  # fmt: skip
@@ -132,13 +140,56 @@ def run(client: FleetClient, kind: str, folder: Path, accelerator: str, steps: i
     return client.job(job)
 
 
+def storm(options: argparse.Namespace) -> None:
+    """A fault hits only a job that has made a new step since the last one."""
+    dice, counts = random.Random(options.seed), Counter[str]()
+    with (
+        servers.state_folder() as home,
+        servers.plain_server(home / "state") as server,
+        FleetClient(server.url, server.token) as client,
+    ):
+        folder = home / "trace"
+        with running_job(client, "steps", "", folder, options.accelerator, 20) as (job, trace):
+
+            def advances() -> bool | None:
+                attempts = client.job(job).attempts
+                startup = attempts[-1].startup if attempts and attempts[-1].live else None
+                return True if startup is not None and startup.advanced_at else None
+
+            until("the first step", advances)
+            ends = time.monotonic() + 60 * options.minutes
+            while (pause := dice.expovariate(1 / options.every)) < ends - time.monotonic():
+                time.sleep(pause)
+                until("a new step", advances)
+                kind = dice.choice(STORM)
+                inject(client, job, kind, trace)
+                counts[kind] += 1
+                print(f"{time.strftime('%H:%M:%S')} {kind}", flush=True)
+            until("a new step", advances)
+            time.sleep(max(0.0, ends - time.monotonic()))
+        detail = client.job(job)
+        ours, stopwatch = of_server(detail, trace), of_stopwatch(trace)
+    name = f"{counts.total()} faults in {options.minutes:g} minutes"
+    goodput_of_storm = Measure(
+        name=name, ours=ours, unit="%", goal=STORM_GOAL, more_is_better=True,
+        anchor=stopwatch, peer="a stopwatch",
+    )  # fmt: skip
+    report("goodput_storm", [goodput_of_storm], faults=counts, seed=options.seed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", choices=KINDS, action="append", help="default: all of them")
     parser.add_argument("--rounds", type=int, default=4, help="runs of each kind of fault")
     parser.add_argument("--steps", type=int, default=150, help="of each run, with 3 faults")
     parser.add_argument("--accelerator", default="v5e-8", help="type of the slice")
+    parser.add_argument("--minutes", type=float, help="faults at random for so long, instead")
+    parser.add_argument("--every", type=float, default=120.0, help="mean seconds between them")
+    parser.add_argument("--seed", type=int, default=1, help="of these faults")
     options = parser.parse_args()
+    if options.minutes is not None:
+        storm(options)
+        return
     measures, differences = [], []
     with (
         servers.state_folder() as home,

@@ -21,7 +21,10 @@ import servers
 from reporting import Measure, report, run_benchmark
 from tpufleet.client.fleet import FleetClient, new_job, new_job_id
 from tpufleet.model.api_types import JobDetail
+from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.job.job_file import parse_job
+from tpufleet.model.tpu import type_lookup
+from tpufleet.model.values.records import replace
 
 T = TypeVar("T")
 PROGRAM = Path(__file__).with_name("recovery_step_program.py")
@@ -37,12 +40,15 @@ PATIENCE = 900.0
 HUNG_AFTER = 30.0  # longer than the import of JAX in all processes at once
 EXAMPLE_HUNG_AFTER = 180.0  # longer than compiling in all processes at once
 BY_PROGRAM = {"process crash": "crash", "out of memory": "memory", "hang": "hang"}
+ELASTIC = "one slice of four lost"
 BY_PROVIDER = {
     "host killed": "kill-host",
     "preempted with notice": "preempt-notice",
     "preempted without notice": "preempt",
     "one slice of two lost": "preempt",
+    ELASTIC: "preempt",
 }
+SLICES = {"one slice of two lost": 2, ELASTIC: {"min": 2, "max": 4}}
 KINDS = (*BY_PROGRAM, *BY_PROVIDER)
 # Seconds; of what is no longer than the fault that it follows.
 GOALS = {
@@ -50,6 +56,7 @@ GOALS = {
     "preempted with notice": 3.0,
     "preempted without notice": 4.0,
     "one slice of two lost": 5.0,
+    ELASTIC: 10.0,
 }
 EXAMPLE_GOAL = 15.0
 OTHERS = ("total", "recorded", "compiled")
@@ -88,9 +95,15 @@ def until(what: str, condition: Callable[[], T | None]) -> T:
 def running_job(
     client: FleetClient, program: str, kind: str, folder: Path, accelerator: str, grace: int
 ) -> Iterator[tuple[str, Trace]]:
+    """An elastic one in a pool of its own, which has no other slice once it has lost one."""
     folder.mkdir()
     example = PROGRAMS[program]
-    document = {
+    pool = {}
+    if kind == ELASTIC:
+        name = type_lookup.find(accelerator).name
+        client.put_pool(Pool(name=folder.name, provider="local", accelerator=name, largest=4))
+        pool = {"pool": folder.name}
+    document = pool | {
         "command": [
             sys.executable,
             str(PROGRAM),
@@ -98,7 +111,7 @@ def running_job(
             *(EXAMPLE_ARGUMENTS if example else ()),
         ],
         "accelerator": accelerator,
-        "slices": 2 if kind == "one slice of two lost" else 1,
+        "slices": SLICES.get(kind, 1),
         "grace": f"{grace}s",
         "hung_after": f"{EXAMPLE_HUNG_AFTER if example else HUNG_AFTER:g}s",
         "crash_loop": 1000,
@@ -111,6 +124,8 @@ def running_job(
     finally:
         client.cancel(job)
         until("the end of the job", lambda: client.job(job).row.ended_at)
+        if kind == ELASTIC:
+            client.delete_pool(folder.name)
 
 
 def inject(client: FleetClient, job: str, kind: str, trace: Trace) -> float:
@@ -120,6 +135,8 @@ def inject(client: FleetClient, job: str, kind: str, trace: Trace) -> float:
         (trace.folder / "fault.new").replace(trace.folder / "fault")
         return until("the fault", lambda: at if (at := trace.fault()) != before else None)
     slices = client.job(job).attempts[-1].slices
+    if kind == ELASTIC:
+        client.put_pool(replace(client.pool(trace.folder.name), largest=3))
     at = time.time()
     host = 0 if kind == "host killed" else None
     client.inject_fault(slices[-1], BY_PROVIDER[kind], host)
@@ -186,7 +203,7 @@ def parts(
 
 
 def measure(
-    programs: list[str], kinds: list[str], rounds: int, accelerator: str, grace: int
+    programs: list[str], kinds: list[str], rounds: int, accelerator: str | None, grace: int
 ) -> dict[tuple[str, str], list[dict]]:
     taken: dict[tuple[str, str], list[dict]] = {}
     with (
@@ -195,10 +212,17 @@ def measure(
         FleetClient(server.url, server.token) as client,
     ):
         for number, (program, kind) in enumerate(itertools.product(programs, kinds)):
-            folder = home / f"trace-{number}"
-            with running_job(client, program, kind, folder, accelerator, grace) as (job, trace):
-                until("an attempt", lambda job=job: client.job(job).attempts or None)
-                rows = [one_round(client, job, kind, trace) for _ in range(rounds)]
+            kind_of_slice = accelerator or ("v5e-4" if kind == ELASTIC else "v5e-16")
+            rows = []
+            # An elastic job takes the lost slice back only later, so each round has one of its own.
+            rounds_each = 1 if kind == ELASTIC else rounds
+            for each in range(rounds // rounds_each):
+                folder = home / f"trace-{number}-{each}"
+                with running_job(client, program, kind, folder, kind_of_slice, grace) as running:
+                    until("an attempt", lambda job=running[0]: client.job(job).attempts or None)
+                    rows += [
+                        one_round(client, running[0], kind, running[1]) for _ in range(rounds_each)
+                    ]
             taken[program, kind] = rows
             print_parts(f"{program}, {kind}", rows)
     return taken
@@ -229,7 +253,9 @@ def main() -> None:
     )
     parser.add_argument("--kind", choices=KINDS, action="append", help="default: all of them")
     parser.add_argument("--rounds", type=int, default=10, help="faults of each kind")
-    parser.add_argument("--accelerator", default="v5e-16", help="type of each slice")
+    parser.add_argument(
+        "--accelerator", help="type of each slice; default: v5e-16, or v5e-4 where there are four"
+    )
     parser.add_argument("--grace", type=int, default=20, help="of the job, in seconds")
     options = parser.parse_args()
     kinds = options.kind or list(KINDS)
