@@ -74,6 +74,7 @@ def test_setup_of_a_later_attempt_is_recovery_and_an_end_on_request_is_none():
         pytest.param({"checkpoint_step": 40}, None, 60.0, id="by its checkpoint"),
         pytest.param({"checkpoint_step": None}, 51, 50.0, id="by where the next one began"),
         pytest.param({"checkpoint_step": None}, None, 100.0, id="nothing is known to be kept"),
+        pytest.param({"checkpoint_step": 40}, 91, 10.0, id="the next one found a newer checkpoint"),
     ],
 )
 def test_steps_that_are_made_again_are_wasted(facts, resumed, wasted):
@@ -81,6 +82,13 @@ def test_steps_that_are_made_again_are_wasted(facts, resumed, wasted):
     next_one = resumed and make_attempt(1, startup=replace(STARTUP, first_step=resumed))
     found = seconds(ended, after=next_one or None)
     assert found.get(Badput.WASTED_PROGRESS, 0.0) == wasted
+
+
+def test_steps_that_were_saved_and_never_reported_are_not_wasted():
+    """The slice was lost before its next heartbeat, two seconds later: with a checkpoint of 101."""
+    ended = replace(ENDED, save_seconds=0.0)
+    later = make_attempt(1, start_step=101, startup=replace(STARTUP, first_step=102))
+    assert seconds(ended, after=later)[Badput.WASTED_PROGRESS] == 1.0
 
 
 def test_steps_before_the_first_report_are_not_the_start_of_the_program():

@@ -9,7 +9,7 @@ import pytest
 from tests.policy.builders import after, make_attempt
 from tpufleet.model.job.attempts import Attempt, AttemptState, Startup
 from tpufleet.model.job.end_reasons import EndReason
-from tpufleet.policy.recovery.recovery_time import program_parts, recoveries
+from tpufleet.policy.recovery.recovery_time import program_parts, recoveries, resumed_step
 
 STARTUP = Startup(
     assigned_at=after(4),
@@ -75,12 +75,23 @@ def test_attempts_that_made_no_new_step_prolong_the_recovery():
     assert recoveries([FAILED, again]) == ()
 
 
+@pytest.mark.parametrize(
+    ("start", "first", "resumed"),
+    [(20, 21, 20), (20, 20, 20), (20, 30, 20), (20, 11, 10), (None, 21, 20), (20, None, 20)],
+    ids=["next", "from-0", "each-tenth", "newest-is-damaged", "not-seen", "no-step"],
+)
+def test_where_an_attempt_resumed(start, first, resumed):
+    at = replace(STARTUP, first_step=first) if first else None
+    assert resumed_step(attempt(1, startup=at, start_step=start)) == resumed
+
+
 def test_two_faults_are_two_recoveries():
     second = attempt(
         1, state=AttemptState.ENDED, fault_at=after(20), stopping_at=after(20),
         ended_at=after(21), end_reason=EndReason.HUNG, startup=STARTUP, last_step=30,
     )  # fmt: skip
-    last = attempt(2, startup=replace(STARTUP, advanced_at=after(32)), start_step=30)
+    began = replace(STARTUP, advanced_at=after(32), first_step=31)
+    last = attempt(2, startup=began, start_step=30)
     found = recoveries([FAILED, second, last])
     assert [(each.attempt, each.reason, each.seconds) for each in found] == [
         (1, EndReason.PREEMPTED, 14.0), (2, EndReason.HUNG, 12.0),

@@ -407,6 +407,7 @@ def test_pools_are_created_shown_and_deleted(world, admin, tpu):
     world.add_slice("slice-1", None, pool="lab")
     printed = tpu.ok("pool", "show", "lab")
     assert "1 now; 0 to 4" in printed and "slice-1  ready  local-a  idle" in printed
+    assert "1, $7.68 per hour (simulated)" in printed
     printed = admin.ok("pool", "create", "lab", "v5e-16", "--supersede", "--member", "mel")
     assert "up to 4 × v5e-16" in printed and "changed: members, supersede" in printed
     (changed,) = tpu.json("pool", "list")["pools"]

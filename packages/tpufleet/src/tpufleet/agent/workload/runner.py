@@ -140,6 +140,7 @@ class Workload:
             stepped_at=first.at,
             first_step=first.step,
             advanced_at=reader.advanced_at,
+            checkpoint_step=reader.checkpoint_at_start,
         )
 
     def points_after(self, moment: datetime | None) -> tuple[ProgressPoint, ...]:

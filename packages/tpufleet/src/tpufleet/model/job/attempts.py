@@ -58,6 +58,7 @@ class Startup:
     stepped_at: Moment | None = None  # it reported a step
     first_step: StepNumber | None = None  # that step
     advanced_at: Moment | None = None  # it reported a step beyond those of earlier attempts
+    checkpoint_step: StepNumber | None = None  # of the newest checkpoint when it began
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):

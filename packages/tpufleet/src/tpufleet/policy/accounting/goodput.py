@@ -97,7 +97,10 @@ def _spans(
     if attempt.end_reason in _WANTED:
         yield end, {Badput.OTHER: 1.0}
         return
-    yield attempt.fault_at or attempt.stopping_at or end, {Badput.WASTED_PROGRESS: 1.0}
+    fault = attempt.fault_at or attempt.stopping_at or end
+    unreported = (fault - last).total_seconds()
+    kept_steps = _kept_unreported(attempt, after, running * (1 - saving))
+    yield fault, {Badput.WASTED_PROGRESS: 1 - min(1.0, kept_steps / max(unreported, 1e-6))}
     yield end, {Badput.INFRASTRUCTURE_RECOVERY: 1.0}
 
 
@@ -119,14 +122,23 @@ def _before_report(attempt: Attempt, stepped: datetime, last: datetime) -> timed
     return timedelta(seconds=min(seconds, MAX_DURATION.total_seconds()))
 
 
+def _kept_unreported(attempt: Attempt, after: Attempt | None, seconds: float) -> float:
+    """What steps took that nobody reported before the fault, and that the next attempt continues
+    from. `seconds`: what the steps up to the last report took."""
+    kept = resumed_step(after) if after is not None else None
+    if kept is None or attempt.last_step is None:
+        return 0.0
+    done = attempt.last_step - (resumed_step(attempt) or 0)
+    return max(0, kept - attempt.last_step) * seconds / done if done > 0 else 0.0
+
+
 def lost_share(attempt: Attempt, after: Attempt | None = None) -> float:
     """The fraction of an ended attempt's steps that came after what was kept of it."""
     if attempt.live or attempt.last_step is None or attempt.end_reason is EndReason.FINISHED:
         return 0.0
     start = resumed_step(attempt) or 0
-    kept = attempt.checkpoint_step
-    if kept is None and after is not None:
-        kept = resumed_step(after)
-    kept = max(start if kept is None else kept, start)
+    # The next attempt may have found a checkpoint that was never reported.
+    continued = resumed_step(after) if after is not None else None
+    kept = max(start, attempt.checkpoint_step or 0, continued or 0)
     done = attempt.last_step - start
     return min(1.0, max(0.0, (attempt.last_step - kept) / done)) if done > 0 else 0.0

@@ -308,7 +308,9 @@ def _record_startup(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
             for name in moments
             if (at := getattr(reported, name)) is not None
         }
-        attempt = replace(attempt, startup=replace(reported, **changes))
+        # Heartbeats of a slice that was lost may have told of an older one.
+        start_step = max(reported.checkpoint_step or 0, attempt.start_step or 0) or None
+        attempt = replace(attempt, startup=replace(reported, **changes), start_step=start_step)
     return attempt
 
 

@@ -25,13 +25,12 @@ def recoveries(attempts: Sequence[Attempt]) -> tuple[Recovery, ...]:
 
 
 def resumed_step(attempt: Attempt) -> int | None:
-    """The step that it started from. A program whose checkpoints are not seen reports its first
-    step after it."""
-    if attempt.start_step is not None:
+    """The step that it started from. A program whose checkpoints are not seen, or that could not
+    read the newest, reports its first step after it."""
+    first = attempt.startup.first_step if attempt.startup is not None else None
+    if first is None or (attempt.start_step is not None and attempt.start_step <= first):
         return attempt.start_step
-    if attempt.startup is None or attempt.startup.first_step is None:
-        return None
-    return max(0, attempt.startup.first_step - 1)
+    return max(0, first - 1)
 
 
 def _recovery(failed: Attempt, after: Attempt, last_step: int | None) -> Recovery:

@@ -147,6 +147,7 @@ class ProgressReader:
         self._first_poll = True
         self._points: deque[ProgressPoint] = deque(maxlen=MAX_KEPT_POINTS)
         self.latest: Progress | None = None
+        self.checkpoint_at_start: int | None = None
 
     def watch(self, ended: Event) -> None:
         while not ended.wait(POLL_SECONDS):
@@ -284,6 +285,8 @@ class ProgressReader:
             # A checkpoint that existed at the start is known, but is no progress of this attempt.
             self._checkpoint_at = None if self._first_poll else now
             self._checkpoint_step = newest
+        if self._first_poll:
+            self.checkpoint_at_start = newest
         self._first_poll = False
 
     def _folder_is_due(self, now: datetime) -> bool:

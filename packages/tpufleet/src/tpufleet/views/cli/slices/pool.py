@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,11 +12,13 @@ from click.core import ParameterSource
 from tpufleet import schema
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput
+from tpufleet.model.api_types import SliceRow
 from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, SliceState
 from tpufleet.model.job import pod_settings
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.people.users import Role
-from tpufleet.model.tpu import type_lookup
+from tpufleet.model.tpu import prices, type_lookup
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.model.values import durations
 from tpufleet.model.values.names import label_error, zone_error
@@ -220,6 +223,7 @@ def show(name: str) -> None:
         ("pool", row.name),
         ("type", short_name(row.accelerator)),
         ("slices", f"{len(slices)} now; {row.smallest} to {row.largest}"),
+        ("ready for a job", _ready_for_a_job(slices)),
         ("provider", row.provider),
         ("zones", ", ".join(row.zones)),
         ("capacity", ", ".join(row.capacity)),
@@ -238,6 +242,22 @@ def show(name: str) -> None:
         click.echo(
             f"  {tpu_slice.id}  {tpu_slice.state}  {tpu_slice.zone}  {tpu_slice.job_id or 'idle'}"
         )
+
+
+def _ready_for_a_job(slices: Sequence[SliceRow]) -> str:
+    """How many, and what they cost until one takes them."""
+    ready = [each for each in slices if each.state is SliceState.READY and each.job_id is None]
+    if not ready:
+        return ""
+    table = prices.price_table(connection.settings().prices)
+    hourly = [
+        price and price * each.chips
+        for each in ready
+        for price in [prices.chip_hour_price(each.accelerator, each.capacity, table)]
+    ]
+    usd = "unpriced" if None in hourly else f"${prices.amount(sum(filter(None, hourly)))} per hour"
+    simulated = " (simulated)" if ready[0].provider in SIMULATED_PROVIDERS else ""
+    return f"{len(ready)}, {usd}{simulated}"
 
 
 @pool.command(epilog=example("tpu pool delete lab"))
