@@ -372,6 +372,15 @@ def test_only_what_the_job_may_list_is_searched_for_checkpoints(reachable_folder
     assert step(job) is None
 
 
+def test_the_checkpoint_that_was_there_at_the_start_is_remembered(tmp_path, clock):
+    reading = ProgressReader(tmp_path, str(tmp_path / "checkpoints"), clock=clock)
+    for step in (20, 30):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+        reading.poll()
+    assert reading.latest.checkpoint_step == 30
+    assert reading.checkpoint_at_start == 20
+
+
 def test_the_first_step_and_the_first_new_one_are_remembered(tmp_path, clock):
     (tmp_path / "run").mkdir()
     reading = ProgressReader(tmp_path, "", clock=clock, last_step=22)

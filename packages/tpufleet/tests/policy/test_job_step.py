@@ -486,6 +486,15 @@ def test_a_short_attempt_keeps_how_its_environment_was_made():
 
 
 # How fast it starts and recovers.
+def test_an_attempt_started_from_a_checkpoint_that_no_heartbeat_reported():
+    """The slice that had saved it was lost before."""
+    startup = Startup(assigned_at=NOON, started_at=NOON, stepped_at=NOON, checkpoint_step=30)
+    attempt = replace(RUNNING, start_step=20)
+    host = make_host(0, attempt=attempt, startup=startup)
+    step = next_step(make_view(running_job, attempt, hosts=[host]), NOON)
+    assert step.attempt.start_step == 30
+
+
 def test_the_start_of_process_0_is_recorded_by_the_clock_of_the_server():
     hour = 3600
     startup = Startup(
