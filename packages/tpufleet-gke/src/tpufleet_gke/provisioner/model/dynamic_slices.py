@@ -15,7 +15,6 @@ from tpufleet_gke.provisioner.model.cluster_state import PodRef
 from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus, PodOwner
 from tpufleet_gke.provisioner.model.pods import Json
 
-API_VERSION = "accelerator.gke.io/v1beta1"
 ACCELERATOR = "tpu7x"
 CHIPS_PER_NODE, PARTITION_NODES = 4, 16  # a sub-block is 4x4x4
 HEALTHY, UNKNOWN = "HEALTHY", "UNSET"
