@@ -1,4 +1,4 @@
-"""`tpu init`: the config file of a newcomer, the checks, and the rehearsal on an emulator."""
+"""`tpu init`: the config file of a newcomer, and the checks."""
 
 from __future__ import annotations
 
@@ -249,17 +249,3 @@ def test_the_server_listens_where_its_public_url_says(newcomer, tmp_path, option
 def test_init_rejects_what_cannot_work(newcomer, arguments, message):
     answer = newcomer("init", *arguments)
     assert answer.exit_code == 2 and message in answer.stderr
-
-
-@pytest.mark.parametrize(
-    "kind", ["v5e-4", pytest.param("tpu7x-16", marks=pytest.mark.slow)], ids=["TPU VM", "instances"]
-)
-def test_a_dry_run_reaches_a_finished_job_and_writes_nothing(tmp_path, capfd, kind):
-    tpu = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
-    answer = tpu("init", "--dry-run", "--project", "my-project", "--type", kind)
-    assert answer.exit_code == 0, answer.output
-    assert "nothing was paid for" in answer.stdout and "gs://my-project-tpufleet" in answer.stdout
-    printed = capfd.readouterr()
-    assert "hello from a TPU host" in printed.out
-    assert "is now" not in printed.err, "it runs no command by a former name"
-    assert list(tmp_path.iterdir()) == []

@@ -26,7 +26,7 @@ PROXIED = "127.0.0.1:8470"  # where a proxy with TLS finds the server
 
 @click.command(
     cls=output.CommandGroup,
-    epilog="\b\nExamples:\n  tpu init --dry-run\n"
+    epilog="\b\nExamples:\n"
     "  tpu init --project my-project --type v5e-16 --zone us-west4-a\n"
     "  tpu init --type v4-8:on-demand --type v5e-4 --type v6e-4 --zone us-central2-b "
     "--zone us-central1-a --zone europe-west4-a\n  tpu init check\n",
@@ -48,10 +48,7 @@ PROXIED = "127.0.0.1:8470"  # where a proxy with TLS finds the server
 @click.option("--insecure-http", is_flag=True, help="Allow a --public-url with plain HTTP.")
 @click.option("--internal-ips", is_flag=True, help="Hosts get no external addresses.")
 @click.option("--yes", is_flag=True, help="Ask nothing; replace an existing config file.")
-@click.option("--dry-run", is_flag=True, help="Rehearse everything on an emulator; writes nothing.")
-@click.pass_context
 def init(
-    context: click.Context,
     project: str | None,
     types: tuple[str, ...],
     zones: tuple[str, ...],
@@ -62,15 +59,13 @@ def init(
     insecure_http: bool,
     internal_ips: bool,
     yes: bool,
-    dry_run: bool,
 ) -> None:
     """Write a config file for a Google Cloud project, check the project, and print the next steps.
 
-    Nothing in the project is changed. --dry-run starts an emulator of Google Cloud instead, and
-    runs a first job there, so that you see every step.
+    Nothing in the project is changed.
     """
-    ask = output.is_terminal() and not yes and not dry_run
-    project = project or _gcloud_project() or ("my-project" if dry_run else None)
+    ask = output.is_terminal() and not yes
+    project = project or _gcloud_project()
     if project is None and ask:
         project = click.prompt("Project id")
     if not project:
@@ -84,10 +79,6 @@ def init(
         "bucket": bucket or f"gs://{project}-tpufleet/fleet",
         **_sections(project, list(wanted), zones, ask, internal_ips),
     }
-    if dry_run:
-        from tpufleet.views.cli.operators import rehearsal
-
-        context.exit(rehearsal.run(document, types[0].partition(":")[0]))
     settings = connection.settings(new_file=True)
     _write(settings.config_file, document, ask=ask, yes=yes)
     _check(wanted)
