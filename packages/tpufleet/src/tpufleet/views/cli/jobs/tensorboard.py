@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tpufleet import config
-from tpufleet.errors import BadInput, FleetError, install_command
+from tpufleet.errors import BadInput, FleetError, install_command, optional_packages
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.tensorboard_events import EventFile
@@ -23,6 +23,7 @@ from tpufleet.views.tensorboard_events import EventFile
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
 
+PROGRAM = (sys.executable, "-m", "tensorboard.main")
 REFRESH_SECONDS = 10.0  # between two reads of the metrics of the jobs
 
 
@@ -63,12 +64,13 @@ def tensorboard(
     Of each job: the metrics that it reported (`tpu compare`), kept up to date; event files below
     its checkpoint location, if this machine can read it; and what `tpu profile` wrote to
     profiles/JOB.
-    TensorBoard is a program of its own, in the extra tpufleet[tensorboard].
+    TensorBoard is in the extra tpufleet[tensorboard].
     """
     if not jobs and not logdir:
         raise BadInput("name a job, or a folder with --logdir")
     config.checked(config.parse_listen_address, listen, "--listen")
-    program = [] if only_write else find_program()
+    with optional_packages("tpu tensorboard", "tensorboard"):
+        importlib.import_module("tensorboard")
     with contextlib.ExitStack() as stack:
         root = only_write or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpu-")))
         client = stack.enter_context(connection.connect()) if jobs else None
@@ -87,7 +89,7 @@ def tensorboard(
                 f"  next: {install_command('tpufleet[tensorboard]')}"
             )
         host, _, port = listen.rpartition(":")
-        command = [*program, *location_options(runs), "--port", port, "--host", host]
+        command = [*PROGRAM, *location_options(runs), "--port", port, "--host", host]
         output.print_status(f"TensorBoard: http://{listen} (Ctrl-C stops it)")
         return _serve(command, client, events)
 
@@ -149,15 +151,3 @@ def _serve(command: list[str], client: FleetClient | None, events: list[JobEvent
 
 def _reads_buckets() -> bool:
     return any(importlib.util.find_spec(name) is not None for name in ("gcsfs", "tensorflow"))
-
-
-def find_program() -> list[str]:
-    if found := shutil.which("tensorboard"):
-        return [found]
-    if importlib.util.find_spec("tensorboard") is not None:
-        return [sys.executable, "-m", "tensorboard.main"]
-    raise FleetError(
-        "TensorBoard is not installed\n"
-        f"  next: {install_command('tpufleet[tensorboard]')}, or write event "
-        "files for another machine with --write DIR"
-    )
