@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from tests.environment.environments import example
+from tpufleet_gke.environment.addons import install
 from tpufleet_gke.environment.cloud_build import pipelines
+from tpufleet_gke.environment.terraform.stages import StageName
 
 FILES = {name: yaml.safe_load(text) for name, text in pipelines.files(example()).items()}
 
@@ -33,8 +35,8 @@ def test_c12_only_a_saved_plan_is_applied():
     for name, pipeline in FILES.items():
         for step in pipeline["steps"]:
             assert "-auto-approve" not in step.get("args", []), name
-            if step["name"] == pipelines.OPENTOFU and "apply" in step["args"]:
-                assert step["args"][-1] == pipelines.PLAN
+            if "opentofu" in step["name"] and "apply" in step["args"]:
+                assert step["args"][-1] == "stage.tfplan"
     assert FILES["provision.yaml"]["substitutions"] == {"_PLAN_BUILD": ""}
     planned = [step["id"] for step in FILES["plan.yaml"]["steps"]]
     assert "plan-1-infrastructure" in planned and "save-1-infrastructure" in planned
@@ -88,6 +90,15 @@ def test_c12_add_ons_are_waited_for_before_the_queues():
         "queues",
     ]
     assert [step for step in steps if step in order] == order
+
+
+def test_pipelines_name_the_stages_and_add_ons_of_tpu_cluster():
+    text = "".join(pipelines.files(example()).values())
+    assert set(re.findall(r"-chdir=(\S+?)[, ]", text)) == set(StageName) - {StageName.BOOTSTRAP}
+    for addon in install.addons(example()):
+        for part in (addon.url, f"-n, {addon.namespace}, deployment/{addon.deployment}"):
+            assert part in text
+    assert f"--timeout={install.WAIT}" in text and f"{pipelines.RENDERED}/k8s" in text
 
 
 def test_the_stage_that_grants_the_roles_of_the_account_is_left_to_a_person():
