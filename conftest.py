@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -102,6 +103,8 @@ def pytest_configure(config: pytest.Config) -> None:
             options.markexpr = " and ".join(
                 f"not {mark}" for mark in OWN_RUNS if mark != "slow" or not options.all
             )
+    if workerinput or not getattr(options, "numprocesses", None):  # it collects tests
+        gc.disable()  # meanwhile: what is made then stays
     if options.in_process:
         settings.load_profile("quick")
         sys.addaudithook(_refuse_processes)
@@ -111,6 +114,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     options = node.config.option
     node.workerinput["selection"] = (options.in_process, options.markexpr)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Garbage collections during tests do not look at thousands of tests and modules."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
