@@ -24,7 +24,6 @@ from tpufleet.compose import (
     startup_preflight,
 )
 from tpufleet.compose.providers import fleet_id, providers
-from tpufleet.compose.python_gc import ShortCollections
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
@@ -137,12 +136,9 @@ class ControlPlane:
         server_files.write_private(server_file, json.dumps(self._record()))
         print(f"server at {self.url} (state in {home})", flush=True)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-        collections = ShortCollections()
-        collections.start()
         try:
             self._server.run(sockets=[self._listener])
         finally:
-            collections.stop()
             server_file.unlink(missing_ok=True)
             self._subscription.close()
             self._controller.stop()
