@@ -6,7 +6,9 @@ import json
 import os
 import socket
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from tests.agent.control_plane import FakeControlPlane
 from tests.agent.test_environment_variables import SETTINGS
 from tests.polling import wait_until
 from tpufleet.agent.workload.compiled_programs import ProgramArchives, open_archives
+from tpufleet.errors import NotFound, Temporary
 from tpufleet.runtime import gcs
 
 PRINT_FOLDERS = ("sh", "-c", 'echo "folders: $JAX_COMPILATION_CACHE_DIR, $TPUFLEET_COMPILED_DIR"')
@@ -203,6 +206,61 @@ def test_a_start_costs_few_requests_however_many_programs_there_are(tmp_path, mo
         (folders[1] / "jit_local-0b-cache").write_bytes(b"own")
         other.upload()
         assert json.loads(bucket.read("255.json")) == ["jit_local-0b-cache"]
+
+
+class RateLimitedBucket:
+    """In memory, as Google limits buckets: an object is written once a second. No second passes."""
+
+    url = "memory"
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.reads: Counter[str] = Counter()
+
+    def write(self, name: str, data: bytes) -> None:
+        if name in self.objects:
+            raise Temporary(f"429 for {name}")
+        self.objects[name] = data
+
+    def upload(self, name: str, path: Path) -> None:
+        self.write(name, path.read_bytes())
+
+    def read(self, name: str) -> bytes:
+        self.reads[name] += 1
+        if name not in self.objects:
+            raise NotFound(name)
+        return self.objects[name]
+
+    def download(self, name: str, path: Path) -> None:
+        path.write_bytes(self.read(name))
+
+
+def test_256_hosts_at_once_write_each_object_once_and_find_all_programs(tmp_path):
+    bucket, hosts = RateLimitedBucket(), 256
+
+    def archives(round_number: int, process: int) -> ProgramArchives:
+        folder = tmp_path / str(round_number) / str(process) / "programs"
+        folder.mkdir(parents=True)
+        return ProgramArchives(bucket, folder, process)
+
+    def compile_and_upload(process: int) -> None:
+        own = archives(0, process)
+        for name in ("jit_step-0a", f"jit_local-{process}"):
+            (own._folder / f"{name}-cache").write_bytes(b"program")
+        own.upload()
+
+    compile_and_upload(0)
+    with ThreadPoolExecutor(32) as threads:
+        list(threads.map(compile_and_upload, range(1, hosts)))
+        bucket.reads.clear()
+        again = [archives(1, process) for process in range(hosts)]
+        list(threads.map(ProgramArchives.fetch, again))
+    programs = [json.loads(bucket.objects[f"{process}.json"]) for process in range(hosts)]
+    assert len({name for each in programs for name in each}) == sum(map(len, programs))
+    assert bucket.reads.total() <= 4 * hosts
+    for process, host in enumerate(again):
+        found = {path.name for path in host._folder.iterdir()}
+        assert found >= {"jit_step-0a-cache", f"jit_local-{process}-cache"}
 
 
 def test_an_archive_writes_only_programs_and_only_below_its_folder(tmp_path, monkeypatch):
