@@ -72,19 +72,22 @@ def fleet_with(plane, node, tmp_path):
 
 def training(**settings: object) -> str:
     options = " ".join(f"{key}={value}" for key, value in settings.items())
-    return f"python look.py\nexec python -m tpufleet.demo.train {options}"
+    return f"exec python -m tpufleet.demo.train {options}"
 
 
 def test_an_evicted_job_checkpoints_in_its_grace_period_and_reaches_the_same_result(
     fleet_with,
 ):
     fleet = fleet_with()
-    fleet.submit("undisturbed", training(steps=STEPS, checkpoint_every=10), {"look.py": LOOK})
+    look = "python look.py\n"
+    files = {"look.py": LOOK}
+    fleet.submit("undisturbed", look + training(steps=STEPS, checkpoint_every=10), files)
     eventually(lambda: fleet.state("undisturbed") == "succeeded", 300, fleet.describe)
     eventually(lambda: fleet.pods() == [], 120, fleet.describe)
 
     # Saves only at the end, or on a notice.
-    fleet.submit("evicted", training(steps=STEPS, checkpoint_every=STEPS, step_seconds=0.5))
+    command = training(steps=STEPS, checkpoint_every=STEPS, step_seconds=0.5)
+    fleet.submit("evicted", look + command)
     eventually(lambda: fleet.steps("evicted") >= 3, 300, fleet.describe)
     pods = fleet.running()
     seen = fleet.steps("evicted")
@@ -112,6 +115,20 @@ def test_an_evicted_job_checkpoints_in_its_grace_period_and_reaches_the_same_res
     assert len(reports) == 2 * HOSTS
     for report in reports:
         check_pod_environment(report)
+
+
+@pytest.mark.parametrize("kind", ["pod", "jobset"])
+def test_from_a_deleted_object_to_the_next_step(fleet_with, kind):
+    """How long it took, and with what, is printed with -s."""
+    fleet = fleet_with()
+    fleet.submit("train", training(steps=10_000, checkpoint_every=10, step_seconds=0.2))
+    eventually(lambda: fleet.steps("train") >= 13, 300, fleet.describe)
+    names = [fleet.pods()[-1]["metadata"]["name"]] if kind == "pod" else ["--all"]
+    fleet.plane.kubectl("delete", kind, *names, f"--namespace={fleet.namespace}", "--wait=false")
+    [recovery] = eventually(lambda: fleet.show("train")["recoveries"], 300, fleet.describe)
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in recovery["parts"].items())
+    print(f"{kind} deleted → next step: {recovery['seconds']:.1f} s ({parts})")
+    assert recovery["resumed_step"] >= 10
 
 
 def test_a_job_has_the_account_and_volumes_that_it_names_and_kubectl_shows_its_output(fleet_with):
