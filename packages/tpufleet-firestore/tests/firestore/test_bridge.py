@@ -130,17 +130,6 @@ def test_an_invalid_document_fails_with_the_reason(harness: BridgeHarness):
 
 
 @pytest.mark.slow
-def test_a_result_too_large_for_a_document_is_stored_elsewhere(harness: BridgeHarness, tmp_path):
-    harness.start_bridge("--results", str(tmp_path / "results"))
-    found = harness.wait_ended(harness.add("result = 'é' * 2_000_000"))
-    assert found["status"] == "completed"
-    assert found["result"].startswith("ééé") and len(found["result"]) < 2000
-    path = tmp_path / "results" / f"{found['bridge']['job']}.txt"
-    assert found["result_url"] == path.as_uri()
-    assert path.read_text() == "é" * 2_000_000
-
-
-@pytest.mark.slow
 def test_pending_documents_run_and_cancelled_or_deleted_ones_end(harness: BridgeHarness):
     pending, cancelled = harness.add("result = 1"), harness.add(SLOW)
     harness.start_bridge()

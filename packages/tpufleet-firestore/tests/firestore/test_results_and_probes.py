@@ -57,6 +57,7 @@ def test_a_large_result_and_its_code_are_deleted_after_the_retention(
     found = harness.wait_ended(name)
     job = found["bridge"]["job"]
     assert found["result_url"] == f"{location}/{job}.txt"
+    assert found["result"].startswith("xxx") and len(found["result"]) < 2000
     blob = bucket.blob(f"out/{job}.txt")
     assert blob.download_as_text() == "x" * 2_000_000
     client = harness.server.client

@@ -1,9 +1,8 @@
-"""Stores results that are too large for a document: in a folder, a bucket or the server."""
+"""Stores results that are too large for a document: in a bucket or the server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from tpufleet.errors import invalid
@@ -24,15 +23,12 @@ class ResultStore(Protocol):
 
 
 def result_store(location: str | None, link: Callable[[JobId], str]) -> ResultStore:
-    """`location` is gs://bucket/folder or an absolute path. Without one, the result stays in the
-    server, at `link`."""
+    """`location` is gs://bucket/folder. Without one, the result stays in the server, at `link`."""
     if location is None:
         return ControlPlaneResults(link)
     if location.startswith("gs://"):
         return BucketResults(location)
-    if location.startswith("/"):
-        return FolderResults(Path(location))
-    raise invalid(location, "a location of results", "gs://bucket/folder or /absolute/path")
+    raise invalid(location, "a location of results", "gs://bucket/folder")
 
 
 def preview(text: str, url: str, limit: int) -> str:
@@ -55,25 +51,6 @@ class ControlPlaneResults:
 
     def delete(self, job_id: JobId) -> None:
         return  # deleted with the files of its job
-
-
-class FolderResults:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def put(self, job_id: JobId, text: str) -> str:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(job_id)
-        draft = path.with_name(f".{path.name}")
-        draft.write_text(text)
-        draft.replace(path)
-        return path.as_uri()
-
-    def delete(self, job_id: JobId) -> None:
-        self._path(job_id).unlink(missing_ok=True)
-
-    def _path(self, job_id: JobId) -> Path:
-        return self._folder / f"{job_id}.txt"
 
 
 class BucketResults:

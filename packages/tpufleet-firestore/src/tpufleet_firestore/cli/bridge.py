@@ -39,8 +39,7 @@ Examples:
     "--results",
     "results_location",
     metavar="LOCATION",
-    help="Location of results too large for a document: gs://bucket/folder or an absolute path "
-    "(default: the server).",
+    help="Location of results too large for a document: gs://bucket/folder (default: the server).",
 )
 @click.option(
     "--keep",
