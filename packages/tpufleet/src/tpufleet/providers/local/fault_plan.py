@@ -1,20 +1,5 @@
-"""Fault plans: random but reproducible faults of simulated slices.
-
-A plan is a YAML file or dict. Durations are seconds. Every field is optional:
-
-    seed: 7
-    preempt_every: 300        # mean time until a slice is preempted
-    notice_share: 0.5         # share of preemptions with notice
-    maintenance_every: 3600   # mean time until a maintenance notice
-    kill_host_every: 1800     # mean time until one host dies
-    stall_host_every: 1800    # mean time until one host stalls
-    slow_boot: [5, 20]        # range of the boot time
-    partial_boot: 0.1         # probability that one host never boots
-    out_of_stock:             # counted from the first use of the state folder
-      - {zone: "us-*", from: 0, until: 120}
-    script:                   # exact: n-th slice ever requested, time after its boot
-      - {slice: 0, after: 20, fault: preempt}
-      - {slice: 1, after: 5, fault: kill-host, host: 2}
+"""Fault plans: random but reproducible faults of simulated slices. An example is in
+docs/simulated-slices.md.
 
 The faults of a slice depend only on the seed and its number (the n-th slice in this state folder),
 not on its name or the time of the request, so a run can be repeated.
