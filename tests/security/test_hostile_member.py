@@ -21,7 +21,7 @@ import pytest
 from tests.polling import wait_until
 from tests.security.lab import SECRET, Lab
 from tpufleet.agent.workload import containment
-from tpufleet.client.fleet import FleetClient
+from tpufleet.client.fleet import FleetClient, new_job_id
 from tpufleet.errors import FleetError, Unauthorized
 from tpufleet.model.api_types import JobChanges
 
@@ -123,6 +123,74 @@ def test_no_server_lets_a_member_change_what_belongs_to_another(lab, victim, htt
     assert lab.admin.job(victim).job == before
     with lab.client("vic") as client:
         assert client.me().name == "vic" and client.secrets().own == ("KEY",)
+
+
+def refused_jobs(lab: Lab, victim: str) -> dict[str, dict[str, object]]:
+    """Fields of jobs, beside those that each needs."""
+    checkpoints, name = lab.data / "checkpoints", lab.admin.job(victim).job.spec.name
+    return {
+        "its checkpoints": {"checkpoint": f"{checkpoints}/{victim}"},
+        "its checkpoints by another path": {"checkpoint": f"{checkpoints}/x/../{victim}/."},
+        "all checkpoints": {"checkpoint": str(checkpoints)},
+        "state of the servers": {"checkpoint": str(lab.data)},
+        "folder above the state": {"checkpoint": str(lab.data.parent)},
+        "memory of a process": {"checkpoint": "/proc/1/root/tmp/x"},
+        "its secret": {"secrets": {"X": "KEY"}},
+        "its name as an id": {"id": name},
+        "its id": {"id": victim},
+        "priority": {"priority": 1_000_000_000},
+        "control characters": {"name": "a\x1b]0;b\x07"},
+        "direction of text": {"name": "a\u202eb"},
+        "endless time": {"timeout": "1e308h"},
+        "null in the environment": {"env": {"A": "a\0b"}},
+    }
+
+
+@pytest.mark.parametrize("http", SERVERS, indirect=True, ids=["one", "two", "three"])
+def test_a_member_submits_nothing_that_takes_from_others(lab, victim, http):
+    before = lab.admin.job(victim).job
+    for name, fields in refused_jobs(lab, victim).items():
+        job = str(fields.pop("id", new_job_id()))
+        spec = {"name": "mine", "command": ["true"], "accelerator": "v5e-4", **fields}
+        answer = http.post("/jobs", json={"jobs": [{"id": job, "spec": spec}]})
+        assert 400 <= answer.status_code < 500, f"{name}: {answer.status_code} {answer.text}"
+        assert SECRET not in answer.text, name
+    assert lab.admin.job(victim).job == before
+
+
+@pytest.mark.parametrize("http", SERVERS, indirect=True, ids=["one", "two", "three"])
+def test_no_detour_leads_to_what_belongs_to_another(lab, victim, http):
+    own = lab.submit("mal", "-c", "pass")
+    link = http.post(f"/jobs/{own}/links", json={"resource": "logs", "expires_in": "PT1H"}).json()
+    path = link["path"].removeprefix("/api/v1")
+    session = http.post("/session").cookies
+    bare = {"Authorization": ""}
+    answers = {
+        "encoded path": http.post(f"/jobs/{victim}%2Fcancel"),
+        "method in a header": http.get("/tokens", headers={"X-HTTP-Method-Override": "DELETE"}),
+        "head of its tokens": http.head("/tokens?user=vic"),
+        "link of another job": http.get(path.replace(own, victim), headers=bare),
+        "link of another file": http.get(path.replace("/logs?", "/result?"), headers=bare),
+        "link of another user": http.get(path.replace("user=mal", "user=vic"), headers=bare),
+        "link for longer": http.get(path.replace("expires=", "expires=9"), headers=bare),
+        "link to write": http.post(path, headers=bare),
+        "session of another site": http.post(f"/jobs/{own}/cancel", headers=bare, cookies=session),
+        "forged session": http.get("/me", headers=bare, cookies={"tpufleet_session": "a.b.c.d"}),
+        "deep document": http.post("/jobs", content=b'{"jobs":' + b"[" * 100_000),
+        "own token in the query": http.get(f"/me?token={lab.tokens['mal']}", headers=bare),
+    }
+    for host in ("169.254.169.254", "127.0.0.1", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1"):
+        body = {"kind": "webhook", "address": f"https://{host}/"}
+        answers[host] = http.put("/notifications/inside", json=body)
+    assert http.get(path, headers=bare).status_code == 200
+    for name, answer in answers.items():
+        empty = answer.status_code == 200 and name in ("method in a header", "head of its tokens")
+        own_only = empty and '"vic"' not in answer.text
+        assert own_only or 400 <= answer.status_code < 500, f"{name}: {answer.status_code}"
+        assert SECRET not in answer.text, name
+    assert lab.admin.job(victim).job.state == "running"
+    with lab.client("mal") as client:
+        assert client.me().name == "mal", "its tokens are as before"
 
 
 @pytest.mark.parametrize("http", SERVERS, indirect=True, ids=["one", "two", "three"])
