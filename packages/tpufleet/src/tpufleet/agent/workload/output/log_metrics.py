@@ -17,13 +17,15 @@ READ_BYTES = 1024 * 1024  # in one poll; more is skipped
 MAX_LINE = 2000  # characters that are searched
 # CPU time for one pattern and the output of one poll. Most need milliseconds.
 PATTERN_SECONDS = 5.0
-_Matches = dict[str, list[tuple[int, float]]]  # by pattern: number of a line, and value
+# By pattern: number of a line, and the value, or None for nan and inf.
+_Matches = dict[str, list[tuple[int, float | None]]]
 MATCHER = (sys.executable, "-I", "-S", metric_matcher.__file__)
 
 
 class LogMetrics:
     """Reads what was added to the log. Every match becomes part of a point: the values of one line,
-    with those of the lines after it until one of them changes. `values` has the last of each."""
+    with those of the lines after it until one of them changes. `values` has the last of each, unless
+    that is nan or inf: an earlier one would hide that the program diverges."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class LogMetrics:
         self._rest = self._rest[-MAX_LINE:]
         texts = [line[:MAX_LINE].decode(errors="replace") for line in lines if line]
         by_name = self._search([text for text in texts if not text.startswith(AGENT_LINE_PREFIX)])
-        by_line: dict[int, dict[str, float]] = {}
+        by_line: dict[int, dict[str, float | None]] = {}
         for name, matches in by_name.items():
             for number, value in matches:
                 by_line.setdefault(number, {})[name] = value
@@ -77,7 +79,10 @@ class LogMetrics:
             self._add(values)
         return bool(by_line)
 
-    def _add(self, values: dict[str, float]) -> None:
+    def _add(self, found: dict[str, float | None]) -> None:
+        values = {name: value for name, value in found.items() if value is not None}
+        for name in found.keys() - values.keys():
+            self.values.pop(name, None)
         if any(self._open.get(name, value) != value for name, value in values.items()):
             self._points.append(self._open)
             self._open = {}

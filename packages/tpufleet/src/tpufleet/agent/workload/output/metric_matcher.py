@@ -21,19 +21,20 @@ MAX_MEMORY = 2**30  # of address space; Python itself needs about 30 MB
 MAX_MATCHES = 500  # of one pattern and one list: the last ones
 
 
-def matches(pattern: re.Pattern[str], lines: list[str]) -> list[tuple[int, float]]:
-    """The number of each line with a value, and the value. JSON has no infinite ones."""
-    found: list[tuple[int, float]] = []
+def matches(pattern: re.Pattern[str], lines: list[str]) -> list[tuple[int, float | None]]:
+    """The number of each line with a value, and the value. None: nan or inf, which JSON lacks."""
+    found: list[tuple[int, float | None]] = []
     for number in range(len(lines) - 1, -1, -1):
         match = pattern.search(lines[number])
+        if match is None:
+            continue
         try:
-            value = float(match[1].replace(",", "")) if match else math.nan
+            value = float(match[1].replace(",", ""))
         except (ValueError, AttributeError, IndexError):
             continue  # not a number on this line
-        if math.isfinite(value):
-            found.append((number, value))
-            if len(found) == MAX_MATCHES:
-                break
+        found.append((number, value if math.isfinite(value) else None))
+        if len(found) == MAX_MATCHES:
+            break
     return found[::-1]
 
 
