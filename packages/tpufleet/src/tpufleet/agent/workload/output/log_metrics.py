@@ -24,8 +24,8 @@ MATCHER = (sys.executable, "-I", "-S", metric_matcher.__file__)
 
 class LogMetrics:
     """Reads what was added to the log. Every match becomes part of a point: the values of one line,
-    with those of the lines after it until one of them changes. `values` has the last of each, unless
-    that is nan or inf: an earlier one would hide that the program diverges."""
+    with those of the lines after it until one of them changes. `values` has the last of each,
+    unless that is nan or inf: an earlier one would hide that the program diverges."""
 
     def __init__(
         self,
