@@ -77,6 +77,7 @@ def main() -> None:
         began = time.monotonic()
         note("begin", step + 1)
         fail_if_asked(step)
+        time.sleep(max(0.0, began + PAUSE - time.monotonic()))  # as long as a real step takes
         float(train(x, numpy.float32(step)))
         step += 1
         note("step", step)
@@ -87,7 +88,6 @@ def main() -> None:
             save(step)
         if stop:
             sys.exit("asked to stop")
-        time.sleep(max(0.0, began + PAUSE - time.monotonic()))
 
 
 def save(step: int) -> None:
