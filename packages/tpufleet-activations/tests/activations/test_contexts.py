@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.activations.test_decoder import run as forward_pass
 from tests.activations.tiny_model import tpu
+from tests.examples import examples
 from tpufleet_activations.inputs import contexts, tokenization
 from tpufleet_activations.inputs.chat_templates import NO_ANSWER
 from tpufleet_activations.inputs.samples import Sample, TokenizedSample
@@ -87,7 +88,7 @@ def test_tokens_are_kept_as_asked(tokenizer, sample, keep, text):
     assert stored_text(tokenizer, sample, keep) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     size=st.integers(0, 60),
     longest=st.integers(1, 20),
@@ -205,7 +206,7 @@ def test_joined_contexts_are_full_and_begin_with_bos():
     length=st.integers(1, 17),
     last=st.booleans(),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_joined_contexts_store_each_chosen_token_once(sizes, length, last):
     samples = [
         tokenized(n, size, ((size - 1, size),) if last and size else None) if size

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.activations import tiny_model
+from tests.examples import examples
 from tpufleet.errors import BadInput, NotFound
 from tpufleet_activations.inputs import sources, tokenization
 from tpufleet_activations.inputs.samples import Sample
@@ -503,7 +504,7 @@ def test_tokens_equal_those_of_transformers(model_folder, tokenizer):
 LENGTHS = st.lists(st.integers(0, 40), max_size=40)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     lengths=LENGTHS,
     batching=st.sampled_from(["bucket", "pack", "varlen"]),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tpufleet.client import snapshots
 from tpufleet.errors import BadInput, Conflict
 
@@ -168,7 +169,7 @@ def test_the_executable_bit_changes_the_digest(tmp_path):
 names = st.from_regex(r"[a-z]{1,3}(/[a-zé ]{1,3})?", fullmatch=True)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
 @given(st.dictionaries(names, st.text(max_size=50), max_size=5), st.data())
 def test_unpacking_reproduces_the_snapshot(tmp_path_factory, files, data):
     folders = {name.split("/")[0] for name in files if "/" in name}

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tpufleet.errors import BadInput
 from tpufleet.model.events import Event
 from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat, HeartbeatReply
@@ -81,7 +82,7 @@ FREE = {
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_objects_round_trip_through_json(kind, data):
     value = data.draw(any_of(kind))

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tpufleet.errors import BadInput
 from tpufleet.model.job import job_file
 from tpufleet.model.job.jobs import Capacity, JobSpec, Retries, Rule
@@ -322,7 +323,7 @@ anything = st.recursive(
 field_names = st.sampled_from([field.name for field in job_file.FIELDS])
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(anything | st.dictionaries(field_names | scalars, anything, max_size=6))
 def test_any_document_is_parsed_or_rejected_with_messages(document):
     try:
@@ -333,7 +334,7 @@ def test_any_document_is_parsed_or_rejected_with_messages(document):
         assert job_file.parse_job(job_file.to_document(spec)) == spec
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(field_names, anything)
 def test_an_invalid_field_causes_errors_for_that_field_only(name, value):
     try:

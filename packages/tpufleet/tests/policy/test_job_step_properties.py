@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from tests.examples import examples
 from tests.policy.builders import (
     MINUTE,
     NOON,
@@ -178,7 +179,7 @@ def changed(view: JobView, done: Step) -> bool:
     return apply(view, done) != structs.replace(view) or bool(done.events)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(views)
 def test_a_repeated_step_changes_nothing(view):
     """An attempt that has ended is followed by one more step, which may start the next."""
@@ -193,7 +194,7 @@ def test_a_repeated_step_changes_nothing(view):
     assert again.wake_at == done.wake_at
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(views)
 def test_every_transition_is_legal_and_every_state_has_a_reason(view):
     done = next_step(view, NOON)
@@ -213,7 +214,7 @@ def test_every_transition_is_legal_and_every_state_has_a_reason(view):
         assert before.lost_at in (None, tpu_slice.lost_at)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(running())
 def test_an_attempt_ends_only_when_every_process_is_gone(view):
     done = next_step(view, NOON)
@@ -240,7 +241,7 @@ def test_an_attempt_that_lost_a_slice_or_a_process_is_stopped(view):
         assert done.attempt.state in (AttemptState.STOPPING, AttemptState.ENDED)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(views)
 def test_an_ended_job_holds_nothing_and_a_retried_one_keeps_healthy_slices(view):
     done = next_step(view, NOON)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.policy.builders import MINUTE, NOON, SECOND, after
 from tests.policy.placement_builders import (
     SOURCES,
@@ -291,7 +292,7 @@ def starts(pool: Pool, running, waiting) -> dict[str, timedelta]:
     return started
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(queues())
 def test_backfill_never_delays_the_head(scene):
     pool, running, waiting = scene

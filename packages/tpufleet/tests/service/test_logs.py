@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, NotFound
@@ -153,7 +154,7 @@ def test_a_tail_is_the_last_lines_of_each_host(running):
     assert "".join(running.client().logs("job-1", tail=1)) == "[0] c\n[1] e\n"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     lines=st.lists(st.binary(max_size=40).map(lambda text: text.replace(b"\n", b"")), max_size=30),
     ends=st.booleans(),

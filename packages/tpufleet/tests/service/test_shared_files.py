@@ -210,7 +210,7 @@ def test_at_the_limit_the_oldest_parts_leave_the_bucket(store, archive, clock):
 
 def test_a_log_at_the_limit_is_the_same_in_the_bucket_and_on_another_disk(archive, tmp_path):
     logs, lines, offset = ArchivedLogs(tmp_path / "one", archive, 10_000), [], 0
-    for number in range(3_000):
+    for number in range(1_500):
         lines.append(f"line {number:06d}\n")
         offset = logs.append(ATTEMPT, HOST, offset, lines[-1].encode())
         if number % 50 == 0:

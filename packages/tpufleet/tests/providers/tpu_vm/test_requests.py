@@ -13,6 +13,7 @@ from google.cloud import tpu_v2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.providers.tpu_vm.emulated_tpus import ZONE, order
 from tpufleet.errors import BadInput, BadRequest
 from tpufleet.model.fleet.slices import SliceId
@@ -221,7 +222,7 @@ def test_an_invalid_order_is_rejected_before_any_call(world, bad, message):
 
 
 @given(text=st.text(max_size=80))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 def test_fuzzed_names_zones_and_types_are_rejected_without_a_call(world, text):
     before = len(world.emulator.service.calls)
     for field in ("zone", "accelerator"):
@@ -236,7 +237,7 @@ def test_fuzzed_names_zones_and_types_are_rejected_without_a_call(world, text):
 
 
 @given(key=st.text(max_size=20), value=st.text(max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_fuzzed_settings_are_accepted_or_rejected_with_a_message(key, value):
     for field in ({"metadata": {key: value}}, {"tags": (value,)}, {"zones": (value,)},
                   {"project": value}, {"bundle": value, "bundle_sha256": key}):  # fmt: skip
