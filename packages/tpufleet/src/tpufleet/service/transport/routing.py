@@ -125,19 +125,26 @@ class Route:
         return replace(self, **bound)  # type: ignore[arg-type]
 
 
-def _bind(function: Callable[..., Any], provided: Mapping[Any, object]) -> Callable[..., Any]:
+@functools.cache  # evaluating annotations takes most of the time in which an application is made
+def _wanted(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The types of its parameters after the call."""
     _, *names = inspect.signature(function).parameters
-    if not names:
+    hints = get_type_hints(function) if names else {}
+    return {name: hints[name] for name in names}
+
+
+def _bind(function: Callable[..., Any], provided: Mapping[Any, object]) -> Callable[..., Any]:
+    wanted = _wanted(function)
+    if not wanted:
         return function
-    hints = get_type_hints(function)
-    fixed = {name: provided[hints[name]] for name in names if name not in ("body", "job")}
+    fixed = {name: provided[wanted[name]] for name in wanted if name not in ("body", "job")}
     bound = functools.partial(function, **fixed)
-    if len(fixed) == len(names):
+    if len(fixed) == len(wanted):
         return functools.update_wrapper(bound, function)
 
     def with_request(call: ApiCall) -> Any:
-        found = {"job": call.path_job} if "job" in names else {}
-        decoded = {"body": call.parse_body(hints["body"])} if "body" in names else {}
+        found = {"job": call.path_job} if "job" in wanted else {}
+        decoded = {"body": call.parse_body(wanted["body"])} if "body" in wanted else {}
         return bound(call, **found, **decoded)
 
     return functools.update_wrapper(with_request, function)
