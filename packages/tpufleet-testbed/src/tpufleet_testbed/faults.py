@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Protocol
+from functools import partial
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from tpufleet.model.values import durations
 
+T = TypeVar("T")
 Share = Annotated[float, Meta(ge=0, le=1)]
 Duration: Any = Annotated[timedelta, durations.within()]
 
@@ -79,6 +81,40 @@ class _Plan(Protocol):
     def seed(self) -> int: ...
     @property
     def calls(self) -> Sequence[Any]: ...
+    @property
+    def storms(self) -> Sequence[PreemptionStorm]: ...
+    @property
+    def closings(self) -> Sequence[ZoneOutage]: ...
+
+
+def schedule_storms(
+    plan: _Plan,
+    start: datetime,
+    schedule: Callable[[datetime, Callable[[datetime], None]], None],
+    targets: Callable[[str], Mapping[object, T]],
+    preempt: Callable[[T, datetime, PreemptionStorm | None], None],
+) -> None:
+    """The storms of a plan, and preemptions at the start of its outages, without a storm. `targets`
+    gives what is spot in zones, by a key that chance depends on."""
+
+    def blow(index: int, number: int, at: datetime) -> None:
+        storm = plan.storms[index]
+        if storm.until is not None and at >= start + storm.until:
+            return
+        for key, target in targets(storm.zone).items():
+            if draw(plan.seed, storm.share, f"storm/{index}/{number}/{key}"):
+                preempt(target, at, storm)
+        schedule(at + storm.every, partial(blow, index, number + 1))
+
+    def close(zone: str, at: datetime) -> None:
+        for target in targets(zone).values():
+            preempt(target, at, None)
+
+    for index, storm in enumerate(plan.storms):
+        schedule(start + storm.after + storm.every, partial(blow, index, 1))
+    for outage in plan.closings:
+        if outage.takes:
+            schedule(start + outage.after, partial(close, outage.zone))
 
 
 @dataclass(slots=True)

@@ -40,9 +40,6 @@ class CloudFaultPlan(msgspec.Struct, frozen=True, kw_only=True):
     def zone_closed(self, zone: str, age: timedelta) -> bool:
         return faults.zone_closed(self.closings, zone, age)
 
-    def draw(self, probability: float, key: str) -> bool:
-        return faults.draw(self.seed, probability, key)
-
 
 NO_FAULTS = CloudFaultPlan()
 load = partial(plan_files.load, CloudFaultPlan)
