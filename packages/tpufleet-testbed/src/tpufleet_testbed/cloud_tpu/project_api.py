@@ -15,11 +15,11 @@ from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet_testbed.cloud_tpu import catalog
 from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER
-from tpufleet_testbed.cloud_tpu.compute_api import ComputeApi
 from tpufleet_testbed.cloud_tpu.queued_rest import QueuedRest
 from tpufleet_testbed.compute_engine import capacity
 from tpufleet_testbed.compute_engine.api_errors import call_error
 from tpufleet_testbed.compute_engine.engine import ComputeEngine
+from tpufleet_testbed.compute_engine.plain_resources import PlainResources
 from tpufleet_testbed.compute_engine.rest import ComputeRest
 from tpufleet_testbed.compute_engine.scheduled_faults import schedule_faults
 from tpufleet_testbed.servers import Answer, HttpServer
@@ -62,9 +62,10 @@ class ProjectState:
 class ProjectApi:
     def __init__(self, engine: ComputeEngine | None = None, port: int = 0) -> None:
         self.state = ProjectState()
-        self.compute = ComputeApi()
+        engine = engine or ComputeEngine(SystemClock())
+        self.compute = PlainResources(engine)
         self.tpus = ComputeRest(
-            engine or ComputeEngine(SystemClock()),
+            engine,
             self.compute,
             is_denied=lambda permission: permission in self.state.denied_permissions,
             missing=self.state.missing,
@@ -94,10 +95,8 @@ class ProjectApi:
                 return 403, call_error("disabled").body()
             # Google's client has no prefix for the API before the path.
             plain = path if path.startswith("compute/") else f"compute/{path}"
-            query = parse_qs(parts.query)
-            first = {name: values[0] for name, values in query.items()}
+            first = {name: values[0] for name, values in parse_qs(parts.query).items()}
             reply = self.tpus.answer(method, plain, first, body)
-            reply = reply or self.compute.answer(method, plain, query, body)
             if reply is not None:
                 return reply
         last = path.rpartition("/")[2]

@@ -1,7 +1,6 @@
 """The REST API of the emulated Compute Engine: routes, request ids, faults of calls, pages.
 
-What it does not know itself (VMs without TPUs, addresses, disks, firewall rules) is left to the
-API that it is built on.
+What has no TPUs (other VMs, addresses, disks, firewall rules) is in `plain_resources`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet_testbed.cloud_tpu.compute_api import ComputeApi
 from tpufleet_testbed.compute_engine import (
     admin,
     api_errors,
@@ -37,6 +35,7 @@ from tpufleet_testbed.compute_engine.capacity import Want
 from tpufleet_testbed.compute_engine.engine import ComputeEngine
 from tpufleet_testbed.compute_engine.fault_plan import ComputeCallFault
 from tpufleet_testbed.compute_engine.operations import timestamp
+from tpufleet_testbed.compute_engine.plain_resources import SCOPES, PlainResources
 from tpufleet_testbed.compute_engine.records import Group, Vm
 from tpufleet_testbed.faults import CallFaults
 
@@ -70,7 +69,7 @@ class Stored:
 @dataclass(slots=True)
 class ComputeRest:
     engine: ComputeEngine
-    others: ComputeApi
+    others: PlainResources
     is_denied: Callable[[str], bool] = lambda permission: False
     missing: Iterable[str] = ()  # last parts of names of networks and images that do not exist
     stored: dict[tuple[str, str, str], Stored] = field(default_factory=dict)  # scope, kind, name
@@ -85,11 +84,18 @@ class ComputeRest:
     )
     _faults: CallFaults = field(init=False)
     _handlers: dict[str, Handler] = field(init=False)
+    _plain: dict[str, Callable[[Call], Body]] = field(init=False)  # where a handler gives None
 
     def __post_init__(self) -> None:
         self._faults = CallFaults(self.engine.plan)
         groups = ("instanceGroupManagers", self._groups())
+        self._plain = self.others.routes()
         self._handlers = {
+            **self._plain,
+            **{f"{kind}.list": lambda call: self._page(call, []) for kind in SCOPES},
+            **{
+                f"{kind}.aggregatedList": lambda call: self._aggregated(call, []) for kind in SCOPES
+            },
             **{f"{groups[0]}.{verb}": handler for verb, handler in groups[1].items()},
             **{f"instances.{verb}": handler for verb, handler in self._instances().items()},
             **{f"operations.{verb}": handler for verb, handler in self._operations().items()},
@@ -143,6 +149,8 @@ class ComputeRest:
             answer = dict(found)
             if selector := call.query.get("fields", ""):
                 answer = listings.partial(answer, selector)
+        while self.others.started:  # without the lock: what boots may call the API
+            self.others.boot(self.others.started.pop())
         if fault is not None and fault.error == "lost-answer":
             raise call_error("unavailable")
         return answer
@@ -186,6 +194,8 @@ class ComputeRest:
         if error == "stale" and listing in self._listed:
             return self._listed[listing]
         found = handler(call)
+        if found is None and call.method in self._plain:
+            found = self._plain[call.method](call)
         if error == "omitted" and found is not None:
             return {**found, "items": {} if isinstance(found.get("items"), dict) else []}
         if error == "unreachable" and call.method.endswith(".list"):
@@ -367,10 +377,9 @@ class ComputeRest:
             "list": lambda call: self._page(call, [
                 self._group_view(group) for (scope, _), group in engine.groups.items()
                 if scope == call.scope
-            ] + self.others.items(call.scope, call.kind)),
+            ]),
             "aggregatedList": lambda call: self._aggregated(call, [
-                *((scope, self._group_view(group)) for (scope, _), group in engine.groups.items()),
-                *self.others.all_items(call.kind),
+                (scope, self._group_view(group)) for (scope, _), group in engine.groups.items()
             ]),
             "delete": lambda call: engine.delete_group(found(call), engine.clock.now()),
             "resize": self._resize,
@@ -547,10 +556,9 @@ class ComputeRest:
             "get": lambda call: views.instance(vm) if (vm := self._vm(call)) else None,
             "list": lambda call: self._page(call, [
                 views.instance(vm) for vm in engine.vms.values() if vm.zone == call.place
-            ] + self.others.items(call.scope, "instances")),
+            ]),
             "aggregatedList": lambda call: self._aggregated(call, [
-                *((f"zones/{vm.zone}", views.instance(vm)) for vm in engine.vms.values()),
-                *self.others.all_items("instances"),
+                (f"zones/{vm.zone}", views.instance(vm)) for vm in engine.vms.values()
             ]),
             "delete": lambda call: (
                 engine.delete_vm(vm, engine.clock.now()) if (vm := self._vm(call)) else None
@@ -570,7 +578,7 @@ class ComputeRest:
 
     def _vm(self, call: Call) -> Vm | None:
         """None: one without TPUs."""
-        if self.others.has(call.scope, "instances", call.name):
+        if self.others.has(call):
             return None
         return self.engine.vm(call.project, call.place, call.name)
 
@@ -600,7 +608,7 @@ class ComputeRest:
         validation.vm_properties(body, "resource", machine)
         validation.scheduling(body, "resource.scheduling")
         self._check_networks(body)
-        if (call.place, name) in self.engine.vms or self.others.has(call.scope, "instances", name):
+        if (call.place, name) in self.engine.vms or self.others.has(call, name):
             target = f"projects/{call.project}/{call.scope}/instances/{name}"
             raise call_error("exists", target=target)
         limit = ((body.get("params") or {}).get("requestValidForDuration") or {}).get("seconds")
@@ -728,7 +736,7 @@ class ComputeRest:
     def _operations(self) -> dict[str, Handler]:
         found = self.engine.operations
         return {
-            "get": lambda call: self._operation(call),
+            "get": self._operation,
             "wait": self._wait,
             "list": lambda call: self._page(
                 call, [operation for _, operation in found.inside(call.scope)]
@@ -737,29 +745,26 @@ class ComputeRest:
             "delete": self._delete_operation,
         }
 
-    def _operation(self, call: Call) -> Body | None:
+    def _operation(self, call: Call) -> Body:
         operation = self.engine.operations.get(call.scope, call.name)
-        if operation is None and self.others.has_operation(call.name):
-            return None
         if operation is None:
             raise validation.missing(call.project, call.scope, "operations", call.name)
         return operation
 
-    def _wait(self, call: Call) -> Body | None:
+    def _wait(self, call: Call) -> Body:
         """Until it is DONE, at most two minutes; on a manual clock not at all."""
         operation = self._operation(call)
         if isinstance(self.engine.clock, SystemClock):
             deadline = self.engine.clock.uptime() + timedelta(seconds=WAIT_SECONDS)
-            while operation is not None and operation["status"] != "DONE":
+            while operation["status"] != "DONE":
                 if self.closing.is_set() or self.engine.clock.uptime() >= deadline:
                     break
                 self.engine.changed.wait(0.2)
                 self.engine.run_due()
         return operation
 
-    def _delete_operation(self, call: Call) -> Body | None:
-        if self._operation(call) is None:
-            return None
+    def _delete_operation(self, call: Call) -> Body:
+        self._operation(call)
         self.engine.operations.remove(call.scope, call.name)
         return {}
 
@@ -823,6 +828,10 @@ class ComputeRest:
 
     # Listings
     def _page(self, call: Call, items: list[Body]) -> Body:
+        """With those of the kind that have no TPUs."""
+        items = items + [
+            each for scope, each in self.others.items(call.kind) if scope == call.scope
+        ]
         found = listings.matching(items, call.query.get("filter", ""))
         shown, token = listings.page(found, call.query, self.engine.switches.page_size)
         singular = SINGULAR.get(call.kind, call.kind.removesuffix("s"))
@@ -831,7 +840,7 @@ class ComputeRest:
 
     def _aggregated(self, call: Call, items: Iterable[tuple[str, Body]]) -> Body:
         pairs = [
-            (scope, item) for scope, item in items
+            (scope, item) for scope, item in [*items, *self.others.items(call.kind)]
             if listings.matching([item], call.query.get("filter", ""))
         ]  # fmt: skip
         keyed = [{"name": f"{scope}/{item['name']}", "_item": item, "_scope": scope}

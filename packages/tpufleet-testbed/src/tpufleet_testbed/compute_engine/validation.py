@@ -167,7 +167,7 @@ def vm_properties(properties: Mapping[str, Any], field: str, machine: Machine | 
         raise required(f"{field}.networkInterfaces")
     labels(properties.get("labels") or {}, f"{field}.labels")
     _tags((properties.get("tags") or {}).get("items") or [], f"{field}.tags")
-    _metadata((properties.get("metadata") or {}).get("items") or [], f"{field}.metadata")
+    metadata((properties.get("metadata") or {}).get("items") or [], f"{field}.metadata")
     if machine is not None and properties.get("guestAccelerators"):
         raise invalid_field(
             f"{field}.guestAccelerators", machine.name,
@@ -188,7 +188,7 @@ def _tags(found: list[Any], field: str) -> None:
         raise invalid_field(f"{field}.items", found)
 
 
-def _metadata(items: list[Any], field: str) -> None:
+def metadata(items: list[Any], field: str) -> None:
     keys = [str(item.get("key", "")) for item in items]
     sizes = [len(str(item.get("value", "")).encode()) for item in items]
     if not all(METADATA_KEY.fullmatch(key) for key in keys) or len(set(keys)) < len(keys):
