@@ -211,15 +211,15 @@ class TpuService:
         return [record for record in records if record.name.startswith(prefix)]
 
     def _perform_maintenance(self, request: Any, now: datetime) -> Any:
-        operation = self._cloud.perform_maintenance(request.name, now)
-        node = alpha.Node.pb(self._cloud.node(request.name).to_alpha())
-        self._cloud.operations.succeed(operation, node)
-        return self._cloud.operations.get(operation)
+        return self._done(self._cloud.perform_maintenance(request.name, now), request.name)
 
     def _simulate_maintenance(self, request: Any, now: datetime) -> Any:
         operation = self._cloud.simulate_maintenance(request.name, request.worker_ids, now)
-        node = alpha.Node.pb(self._cloud.node(request.name).to_alpha())
-        self._cloud.operations.succeed(operation, node)
+        return self._done(operation, request.name)
+
+    def _done(self, operation: str, node: str) -> Any:
+        result = alpha.Node.pb(self._cloud.node(node).to_alpha())
+        self._cloud.operations.succeed(operation, result)
         return self._cloud.operations.get(operation)
 
     def _perform_queued_maintenance(self, request: Any, now: datetime) -> Any:
@@ -229,8 +229,7 @@ class TpuService:
             name = each if "/" in each else f"{parent}/nodes/{each}"
             if self._cloud.node(name).queued_resource != request.name:
                 raise invalid_argument(f'The node "{each}" is not part of {request.name}.')
-            ended = self._cloud.perform_maintenance(name, now)
-            self._cloud.operations.succeed(ended, alpha.Node.pb(self._cloud.node(name).to_alpha()))
+            self._done(self._cloud.perform_maintenance(name, now), name)
         operation = self._cloud.operations.begin(request.name, "performMaintenance", now)
         shown = alpha.QueuedResource.deserialize(
             cloud_tpu.QueuedResource.serialize(queued.to_api())

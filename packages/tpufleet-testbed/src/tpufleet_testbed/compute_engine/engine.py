@@ -8,6 +8,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -32,6 +33,7 @@ from tpufleet_testbed.timeline import Action, Timeline
 
 LETTERS = "0123456789bcdfghjklmnpqrstvwxz"  # of random names
 FLEX = "FLEX_START"
+Record = Vm | Group | Member
 
 
 class ComputeEngine:
@@ -79,22 +81,22 @@ class ComputeEngine:
     def after(self, at: datetime, kind: str, key: str, action: Action) -> None:
         self.schedule(at + self.latency(kind, key), action)
 
-    def _vm_after(self, vm: Vm, at: datetime, kind: str, action: Action) -> None:
-        """Unless something else becomes of the VM before."""
-        generation = vm.generation
-        self.after(
-            at,
-            kind,
-            vm.name,
-            lambda moment: action(moment) if vm.generation == generation else None,
-        )
+    def _after(self, record: Record, at: datetime, kind: str, action: Action) -> None:
+        """Unless something else becomes of it before."""
+        self.after(at, kind, record.name, _unless_changed(record, action))
 
-    def _group_after(self, group: Group, at: datetime, kind: str, action: Action) -> None:
-        generation = group.generation
-        self.after(
-            at, kind, group.name,
-            lambda moment: action(moment) if group.generation == generation else None,
-        )  # fmt: skip
+    def _vm_operation(self, vm: Vm, kind: str, *, pending: bool = True) -> dict[str, Any]:
+        scope, target = f"zones/{vm.zone}", f"instances/{vm.name}"
+        return self.operations.begin(vm.project, scope, kind, target, vm.number, pending=pending)
+
+    def _group_operation(self, group: Group, verb: str, *, pending: bool = True) -> dict[str, Any]:
+        kind, target = (
+            f"compute.instanceGroupManagers.{verb}",
+            f"instanceGroupManagers/{group.name}",
+        )
+        return self.operations.begin(
+            group.project, group.scope, kind, target, group.number, pending=pending
+        )
 
     # Single VMs
     def create_vm(self, want: Want, name: str, valid_for: timedelta | None) -> dict[str, Any]:
@@ -106,10 +108,7 @@ class ComputeEngine:
         if quota and verdict.error is not None and self.switches.quota_refusal == "call":
             self.ledger.denied += 1
             raise RestError(403, "quotaExceeded", str(verdict.error["message"]))
-        vm.operation = self.operations.begin(
-            want.project, f"zones/{want.zone}", "insert", f"instances/{name}", vm.number,
-            pending=False,
-        )  # fmt: skip
+        vm.operation = self._vm_operation(vm, "insert", pending=False)
         self.vms[want.zone, name] = vm
         if verdict.granted:
             vm.quota_kind = verdict.quota_kind
@@ -120,10 +119,10 @@ class ComputeEngine:
         elif want.model == FLEX and self.switches.flex_failure == "internal":
             vm.status = "STAGING"
             error = operation_error("internal", **want.texts)
-            self._vm_after(vm, now, "flex_failure", lambda at: self._fail_creation(vm, error))
+            self._after(vm, now, "flex_failure", lambda at: self._fail_creation(vm, error))
         else:
             error = verdict.error or capacity.stockout(want, self._zones_with_stock(want))
-            self._vm_after(vm, now, "stockout", lambda at: self._fail_creation(vm, error))
+            self._after(vm, now, "stockout", lambda at: self._fail_creation(vm, error))
         return vm.operation
 
     def _wait_for_stock(self, vm: Vm, want: Want, deadline: datetime, now: datetime) -> None:
@@ -137,10 +136,7 @@ class ComputeEngine:
                 self._fail_creation(vm, verdict.error or stockout)
             else:
                 wait = min(self.latency("check", vm.name), max(deadline - at, timedelta(0)))
-                generation = vm.generation
-                self.schedule(
-                    at + wait, lambda m: check(m) if vm.generation == generation else None
-                )
+                self.schedule(at + wait, _unless_changed(vm, check))
 
         check(now)
 
@@ -173,9 +169,9 @@ class ComputeEngine:
 
         def staging(at: datetime) -> None:
             vm.status = "STAGING"
-            self._vm_after(vm, at, "boot", lambda moment: self._running(vm, moment))
+            self._after(vm, at, "boot", lambda moment: self._running(vm, moment))
 
-        self._vm_after(vm, now, "provision", staging)
+        self._after(vm, now, "provision", staging)
 
     def _running(self, vm: Vm, at: datetime) -> None:
         vm.status, vm.started_at, vm.preempted = "RUNNING", at, False
@@ -198,15 +194,12 @@ class ComputeEngine:
         until = [at + timedelta(seconds=int(limit))] if limit else []
         if vm.scheduling.get("terminationTime"):
             until.append(datetime.fromisoformat(vm.scheduling["terminationTime"]))
-        if end := self.reservations.end_of(vm.zone, vm.reservation):
-            until.append(end)
+        if reserved := self.reservations.end_of(vm.zone, vm.reservation):
+            until.append(reserved)
         vm.terminates_at = min(until, default=None)
         if vm.terminates_at is not None:
-            generation = vm.generation
-            self.schedule(
-                vm.terminates_at,
-                lambda m: self.stop(vm, m, "expired") if vm.generation == generation else None,
-            )
+            end = lambda at: self.stop(vm, at, "expired")
+            self.schedule(vm.terminates_at, _unless_changed(vm, end))
 
     def _bill(self, vm: Vm, at: datetime) -> None:
         if self.ledger.is_running(vm.key):
@@ -232,9 +225,7 @@ class ComputeEngine:
             properties=vm.properties,
         )  # fmt: skip
         verdict = self.verdict(want)
-        vm.operation = self.operations.begin(
-            vm.project, f"zones/{vm.zone}", "start", f"instances/{vm.name}", vm.number
-        )
+        vm.operation = self._vm_operation(vm, "start")
         if verdict.granted:
             vm.quota_kind = verdict.quota_kind
             self._boot(vm, now)
@@ -247,17 +238,13 @@ class ComputeEngine:
 
     def noted_vm(self, vm: Vm, kind: str) -> dict[str, Any]:
         """An operation on it that is soon DONE."""
-        operation = self.operations.begin(
-            vm.project, f"zones/{vm.zone}", kind, f"instances/{vm.name}", vm.number
-        )
+        operation = self._vm_operation(vm, kind)
         now = self.clock.now()
         self.after(now, "operation", vm.name, lambda at: self.operations.finish(operation))
         return operation
 
-    def noted(self, group: Group, kind: str) -> dict[str, Any]:
-        operation = self.operations.begin(
-            group.project, group.scope, kind, f"instanceGroupManagers/{group.name}", group.number
-        )
+    def noted(self, group: Group, verb: str) -> dict[str, Any]:
+        operation = self._group_operation(group, verb)
         self._scheduled(operation, group, self.clock.now())
         return operation
 
@@ -280,11 +267,7 @@ class ComputeEngine:
         if reason == "preempted":
             vm.preempted = True
             self.hosts.publish(vm, "preempted", "TRUE")
-            operation = self.operations.begin(
-                vm.project, f"zones/{vm.zone}", "compute.instances.preempted",
-                f"instances/{vm.name}", vm.number,
-            )  # fmt: skip
-            self.operations.finish(operation)
+            self.operations.finish(self._vm_operation(vm, "compute.instances.preempted"))
             if creating:
                 self.operations.finish(
                     vm.operation, [operation_error("unsupported", name=vm.name)]
@@ -293,7 +276,7 @@ class ComputeEngine:
             self._settle(vm.group, at)
         graceful = reason in ("preempted", "expired", "maintenance")
         kind = "notice_period" if graceful else "stop"
-        self._vm_after(vm, at, kind, lambda moment: self._stopped(vm, moment, reason))
+        self._after(vm, at, kind, lambda moment: self._stopped(vm, moment, reason))
 
     def _stopped(self, vm: Vm, at: datetime, reason: str) -> None:
         self._end_hosts(vm, at, reason)
@@ -329,10 +312,7 @@ class ComputeEngine:
     def delete_vm(self, vm: Vm, now: datetime) -> dict[str, Any]:
         if vm.deletion is not None:
             return vm.deletion
-        vm.deletion = self.operations.begin(
-            vm.project, f"zones/{vm.zone}", "delete", f"instances/{vm.name}", vm.number,
-            pending=False,
-        )  # fmt: skip
+        vm.deletion = self._vm_operation(vm, "delete", pending=False)
         self._delete(vm, now)
         return vm.deletion
 
@@ -344,16 +324,13 @@ class ComputeEngine:
         vm.status = "STOPPING"
         if vm.group is not None:
             self._settle(vm.group, now)
-        self._vm_after(vm, now, "deletion", lambda at: self._remove(vm, at))
+        self._after(vm, now, "deletion", lambda at: self._remove(vm, at))
 
     # Groups
     def create_group(self, group: Group) -> dict[str, Any]:
         now = self.clock.now()
         self.groups[group.scope, group.name] = group
-        operation = self.operations.begin(
-            group.project, group.scope, "compute.instanceGroupManagers.insert",
-            f"instanceGroupManagers/{group.name}", group.number,
-        )  # fmt: skip
+        operation = self._group_operation(group, "insert")
         self._scheduled(operation, group, now)
         self._grow(group, now)
         return operation
@@ -370,10 +347,7 @@ class ComputeEngine:
         return group
 
     def resize(self, group: Group, size: int, now: datetime) -> dict[str, Any]:
-        operation = self.operations.begin(
-            group.project, group.scope, "compute.instanceGroupManagers.resize",
-            f"instanceGroupManagers/{group.name}", group.number,
-        )  # fmt: skip
+        operation = self._group_operation(group, "resize")
         self._scheduled(operation, group, now)
         group.target_size = size
         group.version += 1
@@ -403,14 +377,11 @@ class ComputeEngine:
 
     def delete_group(self, group: Group, now: datetime) -> dict[str, Any]:
         if group.deletion is None:
-            group.deletion = self.operations.begin(
-                group.project, group.scope, "compute.instanceGroupManagers.delete",
-                f"instanceGroupManagers/{group.name}", group.number, pending=False,
-            )  # fmt: skip
+            group.deletion = self._group_operation(group, "delete", pending=False)
             group.target_size = 0
             self.delete_members(group, list(group.members), now)
             if not group.members:
-                self._group_after(group, now, "operation", lambda at: self._remove_group(group))
+                self._after(group, now, "operation", lambda at: self._remove_group(group))
         return group.deletion
 
     def _remove_group(self, group: Group) -> None:
@@ -429,7 +400,7 @@ class ComputeEngine:
         if group.bulk:
             if any(member.action == "CREATING" for member in group.members.values()):
                 group.in_progress, group.waiting_since = True, now
-                self._group_after(group, now, "operation", lambda at: self._check(group, at))
+                self._after(group, now, "operation", lambda at: self._check(group, at))
             return
         for member in group.members.values():
             if member.vm is None and member.action == "CREATING":
@@ -466,7 +437,7 @@ class ComputeEngine:
     def _check(self, group: Group, at: datetime) -> None:
         """Whether all VMs of a bulk group can be created now."""
         if group.leaving:
-            return self._group_after(group, at, "check", lambda moment: self._check(group, moment))
+            return self._after(group, at, "check", lambda moment: self._check(group, moment))
         zones = group.zones if self.switches.regional_zone_search else group.zones[:1]
         verdict, zone = Verdict(), zones[0]
         for zone in zones:
@@ -492,7 +463,7 @@ class ComputeEngine:
         if limit is not None and at - since >= limit:
             group.in_progress = False
             return None
-        return self._group_after(group, at, "check", lambda moment: self._check(group, moment))
+        return self._after(group, at, "check", lambda moment: self._check(group, moment))
 
     def _slice_verdict(self, group: Group, zone: str) -> Verdict:
         want = self.want(group, zone, len(group.members))
@@ -540,11 +511,7 @@ class ComputeEngine:
                 group.errors.append(views.listed_error(group, member, verdict.error, at))
             member.errors = [verdict.error]
         self.ledger.denied += 1
-        generation = member.generation
-        again = lambda m: (
-            self._attempt(group, member, m) if member.generation == generation else None
-        )
-        return self.after(at, "check", member.name, again)
+        return self._after(member, at, "check", partial(self._attempt, group, member))
 
     def _settle(self, group: Group, at: datetime) -> None:
         """After a change of one of its VMs."""
@@ -553,7 +520,7 @@ class ComputeEngine:
                 group.in_progress = False
             return
         if group.all_run and group.topology_state in ("ACTIVATING", "REACTIVATING"):
-            self._group_after(group, at, "link", lambda moment: self._linked(group, moment))
+            self._after(group, at, "link", lambda moment: self._linked(group, moment))
         elif not group.members or group.target_size == 0:
             self._unlink(group, at)
         elif not group.all_run and group.topology_state == "ACTIVE":
@@ -563,7 +530,7 @@ class ComputeEngine:
         if group.topology_state in ("", "DEACTIVATING"):
             return
         self._set_topology(group, "DEACTIVATING", at)
-        self._group_after(group, at, "unlink", lambda moment: self._set_topology(group, "", moment))
+        self._after(group, at, "unlink", lambda moment: self._set_topology(group, "", moment))
 
     def _linked(self, group: Group, at: datetime) -> None:
         if not group.all_run or group.topology_state not in ("ACTIVATING", "REACTIVATING"):
@@ -633,13 +600,7 @@ class ComputeEngine:
             if old is not None:
                 old.group = None
                 self._delete(old, now)
-            generation = member.generation
-            again = partial(self._recreate, group, member, generation)
-            self.after(now, "deletion", member.name, again)
-
-    def _recreate(self, group: Group, member: Member, generation: int, at: datetime) -> None:
-        if member.generation == generation:
-            self._attempt(group, member, at)
+            self._after(member, now, "deletion", partial(self._attempt, group, member))
 
     # Capacity
     def verdict(self, want: Want) -> Verdict:
@@ -665,12 +626,7 @@ class ComputeEngine:
             for zone in want.machine.zones
             if zone != want.zone
             and catalog.region_of(zone) == catalog.region_of(want.zone)
-            and self._in_stock(
-                Want(
-                    project=want.project, zone=zone, machine=want.machine, model=want.model,
-                    count=want.count, properties=want.properties,
-                )
-            )
+            and self._in_stock(replace(want, zone=zone))
         ]  # fmt: skip
 
     # Faults
@@ -696,9 +652,9 @@ class ComputeEngine:
             if group is not None and group.topology_state == "INCOMPLETE" and recovers:
                 self._set_topology(group, "REACTIVATING", moment)
             vm.status, vm.boots = "STAGING", vm.boots + 1
-            self._vm_after(vm, moment, "boot", lambda later: self._running(vm, later))
+            self._after(vm, moment, "boot", lambda later: self._running(vm, later))
 
-        self._vm_after(vm, at, "repair", again)
+        self._after(vm, at, "repair", again)
 
     def vanish(self, vm: Vm, at: datetime) -> None:
         """Delete it without an operation or a notice."""
@@ -733,7 +689,7 @@ class ComputeEngine:
         for each in self.slice_of(vm):
             self.hosts.publish(each, "maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
             self._publish_maintenance(each)
-            self._vm_after(each, at, "notice_period", partial(self._maintain, each))
+            self._after(each, at, "notice_period", partial(self._maintain, each))
 
     def _maintain(self, vm: Vm, at: datetime) -> None:
         if vm.status != "RUNNING":
@@ -753,10 +709,15 @@ class ComputeEngine:
             if group is not None and group.topology_state in ("INCOMPLETE", "FAILED"):
                 self._set_topology(group, "REACTIVATING", moment)
             vm.status, vm.boots = "STAGING", vm.boots + 1
-            self._vm_after(vm, moment, "boot", lambda later: self._running(vm, later))
+            self._after(vm, moment, "boot", lambda later: self._running(vm, later))
 
-        self._vm_after(vm, at, "maintenance", over)
+        self._after(vm, at, "maintenance", over)
 
     def _publish_maintenance(self, vm: Vm) -> None:
         if vm.maintenance is not None:
             self.hosts.publish(vm, "upcoming-maintenance", metadata.as_json(vm.maintenance))
+
+
+def _unless_changed(record: Record, action: Action) -> Action:
+    generation = record.generation
+    return lambda at: action(at) if record.generation == generation else None

@@ -496,7 +496,7 @@ class ComputeRest:
         group.version += 1
         if "targetSize" in body:
             return self._resize(replace(call, query={"size": str(body["targetSize"])}))
-        return self.engine.noted(group, "compute.instanceGroupManagers.patch")
+        return self.engine.noted(group, "patch")
 
     def _list_managed(self, call: Call) -> Body:
         group = self.engine.group(call.project, call.scope, call.name)
@@ -537,12 +537,12 @@ class ComputeRest:
         group.target_size -= len(names)
         group.version += 1
         self.engine.delete_members(group, names, self.engine.clock.now())
-        return self.engine.noted(group, "compute.instanceGroupManagers.deleteInstances")
+        return self.engine.noted(group, "deleteInstances")
 
     def _recreate_members(self, call: Call) -> Body:
         group = self.engine.group(call.project, call.scope, call.name)
         self.engine.recreate_members(group, self._members(call, group), self.engine.clock.now())
-        return self.engine.noted(group, "compute.instanceGroupManagers.recreateInstances")
+        return self.engine.noted(group, "recreateInstances")
 
     def _refuse_resize_request(self, call: Call) -> Body:
         self.engine.group(call.project, call.scope, call.name)

@@ -137,8 +137,7 @@ def group(record: Group, *, stable: bool) -> dict[str, Any]:
     }  # fmt: skip
     path = f"{record.scope}/instanceGroupManagers/{record.name}"
     version = {
-        "instanceTemplate": link(record.project, "/".join(
-            (record.template[0], "instanceTemplates", record.template[1]))),
+        "instanceTemplate": _template(record),
         "targetSize": {"fixed": record.target_size, "calculated": record.target_size},
     }  # fmt: skip
     place = "zone" if record.scope.startswith("zones/") else "region"
@@ -202,18 +201,20 @@ def member_status(record: Group, member: Member) -> str:
     return "PENDING" if waits and member.action == "CREATING" else ""
 
 
+def _template(record: Group) -> str:
+    scope, name = record.template
+    return link(record.project, f"{scope}/instanceTemplates/{name}")
+
+
 def managed_instance(record: Group, member: Member) -> dict[str, Any]:
     vm = member.vm
     scope = f"zones/{record.zone or record.zones[0]}"
-    template = link(
-        record.project, "/".join((record.template[0], "instanceTemplates", record.template[1]))
-    )
     shown: dict[str, Any] = {
         "name": member.name,
         "instance": link(record.project, f"{scope}/instances/{member.name}"),
         "currentAction": member.action,
         "targetStatus": "RUNNING",
-        "version": {"instanceTemplate": template},
+        "version": {"instanceTemplate": _template(record)},
     }
     status = member_status(record, member)
     if status:
@@ -236,10 +237,7 @@ def listed_error(
         "instanceActionDetails": {
             "action": "CREATING",
             "instance": link(record.project, f"{scope}/instances/{member.name}"),
-            "version": {
-                "instanceTemplate": link(record.project, "/".join(
-                    (record.template[0], "instanceTemplates", record.template[1])))
-            },
+            "version": {"instanceTemplate": _template(record)},
         },
         "timestamp": timestamp(at),
     }  # fmt: skip
