@@ -34,6 +34,10 @@ class Call:
         """The zone or region."""
         return self.scope.partition("/")[2]
 
+    def target(self, name: str = "") -> str:
+        """The resource, or another of its kind and scope, as errors name it."""
+        return f"projects/{self.project}/{self.scope}/{self.kind}/{name or self.name}".rstrip("/")
+
     def number(self, name: str) -> int:
         text = self.query.get(name, "")
         if not text.isdecimal():

@@ -113,8 +113,7 @@ class PlainResources:
         body, kind, name = call.body, call.kind, validation.name_of(call.body)
         self._check(call)
         if self.has(call, name):
-            target = f"projects/{call.project}/{call.scope}/{kind}/{name}"
-            raise call_error("exists", target=target)
+            raise call_error("exists", target=call.target(name))
         resource = {"kind": f"compute#{kind.removesuffix('s')}", **body}
         number = self._engine.number()
         if kind == "addresses":
@@ -149,7 +148,7 @@ class PlainResources:
 
     def _find(self, call: Call) -> Body:
         if not self.has(call):
-            raise validation.missing(call.project, call.scope, call.kind, call.name)
+            raise call_error("not-found", target=call.target())
         return self.state.resources[call.scope, call.kind, call.name]
 
     def _delete(self, call: Call) -> Body:

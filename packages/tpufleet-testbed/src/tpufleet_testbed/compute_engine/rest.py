@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from tpufleet.clocks import SystemClock
@@ -171,7 +172,7 @@ class ComputeRest:
     def _refuse(self, call: Call, fault: ComputeCallFault | None) -> None:
         verb = call.method.rpartition(".")[2]
         permission = f"compute.{call.kind or 'projects'}.{_PERMISSIONS.get(verb, verb)}"
-        target = f"projects/{call.project}/{call.scope}/{call.kind}/{call.name}".rstrip("/")
+        target = call.target()
         if self.others.state.denied or self.is_denied(permission):
             raise call_error("forbidden", permission=permission, target=target)
         if fault is not None and not fault.late and fault.error in api_errors.CALLS:
@@ -262,23 +263,14 @@ class ComputeRest:
             self._check_networks(body["properties"])
         key = (call.scope, call.kind, name)
         if key in self.stored:
-            target = f"projects/{call.project}/{call.scope}/{call.kind}/{name}"
-            raise call_error("exists", target=target)
+            raise call_error("exists", target=call.target(name))
         now = self.engine.clock.now()
         created = Stored(
             body={**body, "creationTimestamp": timestamp(now)}, number=self.engine.number()
         )
         self.stored[key] = created
-        operation = self.engine.operations.begin(
-            call.project, call.scope, "insert", f"{call.kind}/{name}", created.number
-        )
-
-        def done(at: object) -> None:
-            created.ready = True
-            self.engine.operations.finish(operation)
-
-        self.engine.after(now, "operation", name, done)
-        return operation
+        ready = partial(setattr, created, "ready", True)
+        return self._done_later(call, "insert", name, created.number, ready)
 
     def _check_scope(self, call: Call) -> None:
         if call.scope.startswith("regions/") and call.place not in catalog.regions():
@@ -339,19 +331,10 @@ class ComputeRest:
                     ),
                 )  # fmt: skip
         if found.deleting:
-            target = f"projects/{call.project}/{call.scope}/{call.kind}/{call.name}"
-            raise call_error("not-ready", target=target)
+            raise call_error("not-ready", target=call.target())
         found.deleting = True
-        operation = self.engine.operations.begin(
-            call.project, call.scope, "delete", f"{call.kind}/{call.name}", found.number
-        )
-
-        def done(at: object) -> None:
-            self.stored.pop((call.scope, call.kind, call.name), None)
-            self.engine.operations.finish(operation)
-
-        self.engine.after(self.engine.clock.now(), "operation", call.name, done)
-        return operation
+        forget = lambda: self.stored.pop((call.scope, call.kind, call.name), None)
+        return self._done_later(call, "delete", call.name, found.number, forget)
 
     def _check_networks(self, properties: Mapping[str, Any]) -> None:
         for interface in properties.get("networkInterfaces", ()):
@@ -414,8 +397,7 @@ class ComputeRest:
         machine = catalog.machines().get(properties["machineType"])
         validation.group({**body, "_regional": regional}, machine, properties, fields, switches)
         if (call.scope, body["name"]) in self.engine.groups:
-            target = f"projects/{call.project}/{call.scope}/instanceGroupManagers/{body['name']}"
-            raise call_error("exists", target=target)
+            raise call_error("exists", target=call.target(body["name"]))
         if machine is None:
             return None  # of another machine type
         bulk = (body.get("targetSizePolicy") or {}).get("mode") == "BULK"
@@ -551,33 +533,35 @@ class ComputeRest:
     # Instances
     def _instances(self) -> dict[str, Handler]:
         engine = self.engine
+
+        def of(act: Callable[[Call, Vm], Body]) -> Handler:
+            """None for one without TPUs."""
+            return lambda call: act(call, vm) if (vm := self._vm(call)) else None
+
         return {
             "insert": self._insert_vm,
-            "get": lambda call: views.instance(vm) if (vm := self._vm(call)) else None,
+            "get": of(lambda call, vm: views.instance(vm)),
             "list": lambda call: self._page(call, [
                 views.instance(vm) for vm in engine.vms.values() if vm.zone == call.place
             ]),
             "aggregatedList": lambda call: self._aggregated(call, [
                 (f"zones/{vm.zone}", views.instance(vm)) for vm in engine.vms.values()
             ]),
-            "delete": lambda call: (
-                engine.delete_vm(vm, engine.clock.now()) if (vm := self._vm(call)) else None
-            ),
-            "performMaintenance": self._perform_maintenance,
-            "simulateMaintenanceEvent": self._simulate_maintenance,
-            "reportHostAsFaulty": self._report_faulty,
-            "stop": self._stop_vm,
-            "start": self._start_vm,
-            "reset": self._reset_vm,
-            "setLabels": self._set_labels,
-            "setMetadata": self._set_metadata,
-            "setScheduling": self._set_scheduling,
-            "getGuestAttributes": self._guest_attributes,
+            "delete": of(lambda call, vm: engine.delete_vm(vm, engine.clock.now())),
+            "performMaintenance": of(self._perform_maintenance),
+            "simulateMaintenanceEvent": of(self._simulate_maintenance),
+            "reportHostAsFaulty": of(self._report_faulty),
+            "stop": of(self._stop_vm),
+            "start": of(self._start_vm),
+            "reset": of(self._reset_vm),
+            "setLabels": of(self._set_labels),
+            "setMetadata": of(self._set_metadata),
+            "setScheduling": of(self._set_scheduling),
+            "getGuestAttributes": of(self._guest_attributes),
             "bulkInsert": self._refuse_bulk_insert,
         }  # fmt: skip
 
     def _vm(self, call: Call) -> Vm | None:
-        """None: one without TPUs."""
         if self.others.has(call):
             return None
         return self.engine.vm(call.project, call.place, call.name)
@@ -609,8 +593,7 @@ class ComputeRest:
         validation.scheduling(body, "resource.scheduling")
         self._check_networks(body)
         if (call.place, name) in self.engine.vms or self.others.has(call, name):
-            target = f"projects/{call.project}/{call.scope}/instances/{name}"
-            raise call_error("exists", target=target)
+            raise call_error("exists", target=call.target(name))
         limit = ((body.get("params") or {}).get("requestValidForDuration") or {}).get("seconds")
         if limit is not None and not 0 <= int(limit) <= catalog.LIMITS["request_valid_for"]:
             raise invalid_field("resource.params.requestValidForDuration", f"{limit}s")
@@ -627,59 +610,44 @@ class ComputeRest:
             return None
         raise invalid("Bulk insert of instances with TPUs is not supported.")
 
-    def _perform_maintenance(self, call: Call) -> Body:
-        vm = self.engine.vm(call.project, call.place, call.name)
+    def _perform_maintenance(self, call: Call, vm: Vm) -> Body:
         window = vm.maintenance
         if window is None or window.ongoing or not window.can_reschedule:
             raise invalid(f"No maintenance of {vm.name} can be started.")
         self.engine.begin_maintenance(vm, self.engine.clock.now())
         return self.engine.noted_vm(vm, "performMaintenance")
 
-    def _simulate_maintenance(self, call: Call) -> Body:
-        vm = self.engine.vm(call.project, call.place, call.name)
+    def _simulate_maintenance(self, call: Call, vm: Vm) -> Body:
         if vm.status != "RUNNING":
             raise call_error("not-ready", target=vm.name)
         self.engine.announce_maintenance(vm, timedelta(0), scheduled=False)
         self.engine.run_due()
         return self.engine.noted_vm(vm, "simulateMaintenanceEvent")
 
-    def _report_faulty(self, call: Call) -> Body:
-        vm = self.engine.vm(call.project, call.place, call.name)
+    def _report_faulty(self, call: Call, vm: Vm) -> Body:
         if not call.body.get("faultReasons"):
             raise required("faultReasons")
         self.engine.host_error(vm, self.engine.clock.now())
         return self.engine.noted_vm(vm, "reportHostAsFaulty")
 
-    def _stop_vm(self, call: Call) -> Body | None:
-        vm = self._vm(call)
-        if vm is None:
-            return None
+    def _stop_vm(self, call: Call, vm: Vm) -> Body:
         if vm.model == "FLEX_START":
             raise invalid("Flex-start VMs cannot be stopped; they can only be deleted.")
         self.engine.stop(vm, self.engine.clock.now(), "stopped")
         return self.engine.noted_vm(vm, "stop")
 
-    def _start_vm(self, call: Call) -> Body | None:
-        vm = self._vm(call)
-        if vm is None:
-            return None
+    def _start_vm(self, call: Call, vm: Vm) -> Body:
         if vm.status != "TERMINATED":
             return self.engine.noted_vm(vm, "start")
         return self.engine.start_vm(vm, self.engine.clock.now())
 
-    def _reset_vm(self, call: Call) -> Body | None:
-        vm = self._vm(call)
-        if vm is None:
-            return None
+    def _reset_vm(self, call: Call, vm: Vm) -> Body:
         if vm.status != "RUNNING":
-            raise call_error("not-ready", target=f"projects/{call.project}/{call.scope}/{vm.name}")
+            raise call_error("not-ready", target=call.target())
         self.engine.hosts.boot(vm, metadata.values_of(vm))
         return self.engine.noted_vm(vm, "reset")
 
-    def _set_labels(self, call: Call) -> Body | None:
-        vm = self._vm(call)
-        if vm is None:
-            return None
+    def _set_labels(self, call: Call, vm: Vm) -> Body:
         if call.body.get("labelFingerprint") != f"l-{vm.number}-{vm.revision}":
             raise call_error("stale-fingerprint")
         validation.labels(call.body.get("labels") or {}, "labels")
@@ -687,10 +655,7 @@ class ComputeRest:
         vm.revision += 1
         return self.engine.noted_vm(vm, "setLabels")
 
-    def _set_metadata(self, call: Call) -> Body | None:
-        vm = self._vm(call)
-        if vm is None:
-            return None
+    def _set_metadata(self, call: Call, vm: Vm) -> Body:
         if call.body.get("fingerprint") != f"m-{vm.number}-{vm.revision}":
             raise call_error("stale-fingerprint")
         items = call.body.get("items") or []
@@ -700,13 +665,10 @@ class ComputeRest:
             self.engine.hosts.publish(vm, f"attributes/{key}", value)
         return self.engine.noted_vm(vm, "setMetadata")
 
-    def _set_scheduling(self, call: Call) -> Body | None:
+    def _set_scheduling(self, call: Call, vm: Vm) -> Body:
         """Of a running VM the run time may be changed, of one that starts nothing."""
-        vm = self._vm(call)
-        if vm is None:
-            return None
         if vm.status not in ("RUNNING", "TERMINATED"):
-            raise call_error("not-ready", target=f"projects/{call.project}/{call.scope}/{vm.name}")
+            raise call_error("not-ready", target=call.target())
         if vm.status == "RUNNING" and set(call.body) - {*vm.scheduling, "maxRunDuration"}:
             raise invalid("Scheduling can be changed of stopped instances only.")
         wanted = {**vm.properties, "scheduling": {**vm.scheduling, **call.body}}
@@ -715,15 +677,11 @@ class ComputeRest:
         self.engine.limit_run(vm)
         return self.engine.noted_vm(vm, "setScheduling")
 
-    def _guest_attributes(self, call: Call) -> Body | None:
-        vm = self._vm(call)
-        if vm is None:
-            return None
+    def _guest_attributes(self, call: Call, vm: Vm) -> Body:
         path = call.query.get("queryPath", "")
         found = self.engine.hosts.guest_attributes(vm, path)
         if not found:
-            target = f"projects/{call.project}/{call.scope}/instances/{vm.name}/guestAttributes"
-            raise call_error("not-found", target=target)
+            raise call_error("not-found", target=f"{call.target()}/guestAttributes")
         items = [
             {"namespace": space, "key": key, "value": value}
             for (space, key), value in sorted(found.items())
@@ -748,7 +706,7 @@ class ComputeRest:
     def _operation(self, call: Call) -> Body:
         operation = self.engine.operations.get(call.scope, call.name)
         if operation is None:
-            raise validation.missing(call.project, call.scope, "operations", call.name)
+            raise call_error("not-found", target=call.target())
         return operation
 
     def _wait(self, call: Call) -> Body:
@@ -802,17 +760,27 @@ class ComputeRest:
         self._check_scope(call)
         known = self.engine.reservations
         if (call.place, name) in (known.future if call.kind[0] == "f" else known.known):
-            target = f"projects/{call.project}/{call.scope}/{call.kind}/{name}"
-            raise call_error("exists", target=target)
+            raise call_error("exists", target=call.target(name))
         number = create(call.project, call.place, call.body)
         return self._done_later(call, "insert", name, number)
 
-    def _done_later(self, call: Call, verb: str, name: str, number: int) -> Body:
+    def _done_later(
+        self,
+        call: Call,
+        verb: str,
+        name: str,
+        number: int,
+        then: Callable[[], object] = lambda: None,
+    ) -> Body:
         operation = self.engine.operations.begin(
             call.project, call.scope, verb, f"{call.kind}/{name}", number
         )
-        finish = lambda at: self.engine.operations.finish(operation)
-        self.engine.after(self.engine.clock.now(), "operation", name, finish)
+
+        def done(at: datetime) -> None:
+            then()
+            self.engine.operations.finish(operation)
+
+        self.engine.after(self.engine.clock.now(), "operation", name, done)
         return operation
 
     def _delete_reservation(self, call: Call) -> Body:
