@@ -137,6 +137,9 @@ def test_a_subset_installs_into_an_empty_environment(
     for arguments in (["--help"], [command, "--help"]):
         done = run(programs / "tpu", *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
+    if others == ("activations",):  # without a server and the rest
+        done = run(programs / "python", ROOT / "examples/extract/small.py", cwd=tmp_path)
+        assert "whole: True" in done.stdout, done.stderr
     listed = run_uv("pip", "list", "--python", programs / "python", cwd=tmp_path)
     packages = listed.splitlines()[2:]
     assert sum(line.startswith("tpufleet") for line in packages) == len(names)
