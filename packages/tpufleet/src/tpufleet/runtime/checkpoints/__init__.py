@@ -18,7 +18,7 @@ from tpufleet.runtime.checkpoints.types import (
     CheckpointStore,
 )
 from tpufleet.runtime.context import Context, context
-from tpufleet.runtime.progress_file import RESTORE, SAVE, report_checkpoint, timed
+from tpufleet.runtime.progress_file import RESTORE, SAVE, timed
 
 __all__ = [
     "Checkpoint",
@@ -45,9 +45,7 @@ def save(
     Every process must call it with the same step. Raises CheckpointIncomplete when other parts are
     missing after `wait` seconds."""
     with timed(SAVE):
-        saved = open_checkpoints(context()).save(step, writer, wait=wait)
-    report_checkpoint(step)  # again, with what saving it took
-    return saved
+        return open_checkpoints(context()).save(step, writer, wait=wait)
 
 
 def prune(keep: int) -> None:
