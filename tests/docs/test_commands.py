@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from tests.docs import markdown
 from tpufleet.views.cli.output import CommandGroup
@@ -122,3 +123,15 @@ def test_the_check_rejects_unknown_options_and_commands():
         check(["submit", "job.yaml", "--folow"])
     with pytest.raises(click.UsageError):
         check(["sbumit", "job.yaml"])
+
+
+def test_the_errors_of_a_job_file_are_those_that_are_printed(tmp_path, monkeypatch):
+    [shown] = [
+        block.text.splitlines()[1:]
+        for block in markdown.blocks("console")
+        if block.page.name == "job-file.md" and "acelerator" in block.text
+    ]
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text("acelerator: v5e-16\ncommand: [x]\ntimeout: 12 hours\n")
+    answer = CliRunner().invoke(root(), ["submit", "job.yaml", "--dry-run"])
+    assert [f"error: {line}" for line in str(answer.exception).splitlines()] == shown
