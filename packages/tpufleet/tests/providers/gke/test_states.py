@@ -206,6 +206,11 @@ def ended(host, reason, code):
     return pod(host, "Failed", containerStatuses=[{"state": state}])
 
 
+def deleted(one):
+    metadata = {**one["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    return {**one, "metadata": metadata}
+
+
 LOST = [
     pytest.param(disrupted("DeletionByTaintManager"), "preempted", "tainted", id="spot"),
     pytest.param(disrupted("DeletionByPodGC"), "preempted", "node deleted", id="node deleted"),
@@ -248,6 +253,15 @@ CAUSES = [
     pytest.param([ended(0, "OOMKilled", 137)], PodLossCause.OUT_OF_MEMORY, id="OOM"),
     pytest.param([ended(0, "Error", 137)], PodLossCause.AGENT_EXITED, id="SIGKILL, not OOM"),
     pytest.param([], PodLossCause.DELETED, id="deleted"),
+    pytest.param([deleted(ended(0, "Error", 137))], PodLossCause.DELETED, id="being deleted"),
+    pytest.param(
+        [deleted(ended(0, "Error", 137)), ended(1, "Error", 3)],
+        PodLossCause.AGENT_EXITED,
+        id="an agent that exits explains why others are deleted",
+    ),
+    pytest.param(
+        [deleted(ended(0, "OOMKilled", 137))], PodLossCause.OUT_OF_MEMORY, id="OOM, then deleted"
+    ),
     pytest.param(
         [ended(0, "OOMKilled", 137), *disrupted("DeletionByPodGC")],
         PodLossCause.DISRUPTED,
@@ -466,6 +480,11 @@ def test_a_waiting_job_says_what_is_before_it_in_its_queue():
 def test_one_deleted_pod_is_named():
     found = observe([pod(0), pod(1), pod(3)], slots(pods=UIDS))
     assert (found.state, found.lost_hosts) == (CloudState.UP, (2,))
+    assert found.message == "host 2: pod j1-order-1-slice-0-2 deleted"
+
+
+def test_a_pod_is_named_although_its_agent_exited_because_of_the_deletion():
+    found = observe([pod(0), pod(1), deleted(ended(2, "Error", 137)), pod(3)], slots(pods=UIDS))
     assert found.message == "host 2: pod j1-order-1-slice-0-2 deleted"
 
 

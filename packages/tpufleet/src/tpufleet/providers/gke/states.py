@@ -49,7 +49,7 @@ class PodLossCause(StrEnum):
     DISRUPTED = "disrupted"  # condition DisruptionTarget
     OUT_OF_MEMORY = "out_of_memory"  # container terminated with reason OOMKilled
     AGENT_EXITED = "agent_exited"  # container terminated for any other reason
-    DELETED = "deleted"  # no trace of the pods is left
+    DELETED = "deleted"  # by somebody, or no trace of the pods is left
 
     @property
     def preemption(self) -> bool:
@@ -268,7 +268,7 @@ def _observe_starting(
 
 def pod_loss(pods: Sequence[Json], deleted: str = "pods deleted") -> PodLoss:
     """Why pods of a slice ended. An outside cause on any pod wins: the others follow from it.
-    `deleted`: the message where no trace of them is left."""
+    `deleted`: the message where nothing else explains it."""
     for pod in pods:
         # Before the condition: on eviction the kubelet's condition has no details.
         if pod.get("status", {}).get("reason") == "Evicted":
@@ -280,9 +280,10 @@ def pod_loss(pods: Sequence[Json], deleted: str = "pods deleted") -> PodLoss:
             known = DISRUPTION_MESSAGES.get(disrupted.get("reason", ""))
             message = known or disrupted.get("message") or "pod disrupted"
             return PodLoss(cause=PodLossCause.DISRUPTED, message=message)
-    for pod in pods:
-        loss = _container_exit(pod)
-        if loss is not None:
+    exits = [(pod, loss) for pod in pods if (loss := _container_exit(pod))]
+    for pod, loss in exits:
+        # An agent also exits because somebody deletes its pod.
+        if not pod["metadata"].get("deletionTimestamp") or loss.reason:
             return loss
     return PodLoss(cause=PodLossCause.DELETED, message=deleted)
 
