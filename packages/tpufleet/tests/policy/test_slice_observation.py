@@ -144,6 +144,16 @@ def test_a_notice_dooms_only_slices_that_work(notice, ours):
         assert observed is before
 
 
+def test_a_notice_says_why_as_soon_as_the_provider_does():
+    """Was: of a pod that somebody deleted, `tpu why` showed the kind of the notice alone."""
+    told = cloud(C.UP, notice=NoticeKind.PREEMPTED, message="pod a-0 is being deleted")
+    by_provider = slice_observation.apply_cloud_slice(recorded(S.READY), told, NOON)
+    by_host = slice_observation.apply_notice(recorded(S.READY), NoticeKind.PREEMPTED, NOON)
+    assert by_host.reason != told.message
+    assert slice_observation.apply_cloud_slice(by_host, told, NOON) == by_provider
+    assert by_provider.reason == told.message
+
+
 # What we recorded, spot or not → what a listing without it means.
 ABSENT = {
     S.REQUESTED: (SAME, SAME),

@@ -347,17 +347,19 @@ def test_slots_survive_serialization():
 
 
 def test_a_terminating_pod_is_a_preemption_notice():
-    leaving = pod(2)
-    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    found = observe([*UP[:2], leaving, UP[3]], slots(pods=UIDS))
+    found = observe([*UP[:2], deleted(pod(2)), UP[3]], slots(pods=UIDS))
     assert (found.state, found.lost_hosts) == (CloudState.UP, ())
     assert found.notice is NoticeKind.PREEMPTED
+    assert found.message == "pod j1-order-1-slice-0-2 is being deleted"
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    found = observe([*UP[:3], deleted(pod(3, conditions=[evicted]))], slots(pods=UIDS))
+    assert (found.notice, found.message) == (
+        NoticeKind.PREEMPTED, states.DISRUPTION_MESSAGES[evicted["reason"]],
+    )  # fmt: skip
 
 
 def test_a_terminating_pod_of_a_starting_slice_is_not_a_notice():
-    leaving = pod(2)
-    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert observe([*UP[:2], leaving]).notice is None
+    assert observe([*UP[:2], deleted(pod(2))]).notice is None
 
 
 def test_a_slot_that_is_lost_repeatedly_only_keeps_current_pods():

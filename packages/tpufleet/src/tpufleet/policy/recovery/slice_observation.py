@@ -52,7 +52,7 @@ def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> 
         reason = "booting" if tpu_slice.state is SliceState.BOOTING else tpu_slice.reason
         tpu_slice = replace(tpu_slice, up_at=now, reason=reason)
     if cloud.notice:
-        return apply_notice(tpu_slice, cloud.notice, now)
+        return apply_notice(tpu_slice, cloud.notice, now, cloud.message)
     if tpu_slice.state is SliceState.REQUESTED:
         return replace(tpu_slice, state=SliceState.BOOTING, reason=cloud.message or "booting")
     if booting and cloud.message and cloud.message != tpu_slice.reason:
@@ -103,14 +103,19 @@ def _may_still_run(tpu_slice: TpuSlice, now: datetime) -> bool:
     return tpu_slice.lost_at is not None and now - tpu_slice.lost_at < AGENT_LEASE
 
 
-def apply_notice(tpu_slice: TpuSlice, notice: NoticeKind, now: datetime) -> TpuSlice:
-    """The slice after a notice: it still works, but not for long."""
+def apply_notice(
+    tpu_slice: TpuSlice, notice: NoticeKind, now: datetime, message: str = ""
+) -> TpuSlice:
+    """The slice after a notice: it still works, but not for long. A host may tell of it before the
+    provider says why."""
+    if tpu_slice.state is SliceState.DOOMED and message not in ("", tpu_slice.reason):
+        return replace(tpu_slice, reason=message)
     if tpu_slice.state not in (SliceState.BOOTING, SliceState.READY):
         return tpu_slice
     return replace(
         tpu_slice,
         state=SliceState.DOOMED,
         loss=_NOTICES[notice],
-        reason=f"notice: {notice}",
+        reason=message or f"notice: {notice}",
         lost_at=now,
     )

@@ -97,14 +97,15 @@ def observed_slices(
         observation = _observe(
             jobset, slot_pods, workload, slot, index, hosts, now, capacity_events or {}
         )
+        leaving = _leaving(current_pods(slot_pods, slot), slot, f"{_job_name(jobset, index)}-")
         slices.append(
             CloudSlice(
                 id=SliceId(slot.slice_id),
                 zone=zone,
                 state=observation.state,
-                message=observation.message,
+                message=observation.message or leaving,
                 lost_hosts=observation.lost_hosts,
-                notice=slot.notice or _notice(current_pods(slot_pods, slot), slot),
+                notice=slot.notice or (NoticeKind.PREEMPTED if leaving else None),
                 loss=observation.loss,
                 refusal=observation.refusal,
                 detail=observation.detail,
@@ -153,13 +154,20 @@ def is_running(pod: Json) -> bool:
     return _phase_running(pod) and not pod["metadata"].get("deletionTimestamp")
 
 
-def _notice(pods: dict[int, Json], slot: SliceSlot) -> NoticeKind | None:
-    """A pod of the slice is being deleted: its host works until the end of its grace period."""
-    terminating = any(
-        pod["metadata"]["uid"] in slot.pods and pod["metadata"].get("deletionTimestamp")
-        for pod in pods.values()
-    )
-    return NoticeKind.PREEMPTED if terminating else None
+def _job_name(jobset: Json, index: int) -> str:
+    return f"{jobset['metadata']['name']}-{keys.REPLICATED_JOB}-{index}"
+
+
+def _leaving(pods: dict[int, Json], slot: SliceSlot, prefix: str) -> str:
+    """Why a pod of the slice is being deleted: its host works until the end of its grace period.
+    Empty if none is."""
+    for host, pod in sorted(pods.items()):
+        if pod["metadata"]["uid"] in slot.pods and pod["metadata"].get("deletionTimestamp"):
+            known = DISRUPTION_MESSAGES.get(
+                (_condition(pod, "DisruptionTarget") or {}).get("reason", "")
+            )
+            return known or f"pod {prefix}{host} is being deleted"
+    return ""
 
 
 def dead_hosts(pods: dict[int, Json], slot: SliceSlot) -> tuple[int, ...]:
@@ -219,7 +227,7 @@ def _observe_running(
     if not dead:
         return _Observation(CloudState.UP)
     listed = ",".join(map(str, dead))
-    name = f"{jobset['metadata']['name']}-{keys.REPLICATED_JOB}-{index}"
+    name = _job_name(jobset, index)
     deleted = (
         f"pods {name}-{{{listed}}} deleted" if len(dead) > 1 else f"pod {name}-{listed} deleted"
     )
