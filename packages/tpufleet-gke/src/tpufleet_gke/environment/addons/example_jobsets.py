@@ -1,4 +1,5 @@
-"""JobSets of the two examples, for use without the server: hello world and MaxText. Pure.
+"""JobSets of the two examples, hello world and MaxText, for use without the server: the YAML files
+in `examples/`, with names filled in.
 
 What users typed before (hosts, chips per host, ICI parallelism, queue, service account) follows
 from the TPU type and from cluster.yaml.
@@ -7,7 +8,10 @@ from the TPU type and from cluster.yaml.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tpufleet.errors import BadInput, invalid, not_available, unknown
 from tpufleet.model.tpu import type_lookup
@@ -19,18 +23,7 @@ from tpufleet_gke.environment.config.sections import Environment, Team
 
 Json = dict[str, Any]
 
-JOBSET_API_VERSION = "jobset.x-k8s.io/v1alpha2"
-NAME = "tpu-training-job"
-PORTS = (8471, 8080)  # of the TPU runtime, and of the MXLA coordinator
-# A preemption restarts the JobSet, which then continues from its checkpoint.
-MAX_RESTARTS = 100
-USER = 65532
-RESTRICTED = {
-    "runAsNonRoot": True,
-    "runAsUser": USER,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-MAX_UPLOAD_SECONDS = 7 * 24 * 3600
+FOLDER = Path(__file__).with_name("examples")
 TENSORBOARD = re.compile(r"projects/[^/]+/locations/[a-z0-9-]+/tensorboards/[0-9]+")
 MAXTEXT_ARGS = (
     "steps=150 per_device_batch_size=6 enable_checkpointing=true checkpoint_period=50 "
@@ -84,42 +77,23 @@ def tensorboard_upload(
     suffix: str = "",
 ) -> Json:  # fmt: skip
     """A Job beside the JobSet, on a CPU node, that uploads what MaxText logs to Vertex AI
-    TensorBoard. It is in no queue, because the queues are of slices.
-
-    https://cloud.google.com/vertex-ai/docs/experiments/tensorboard-upload-existing-logs
-    """
+    TensorBoard. It is in no queue, because the queues are of slices."""
     if not TENSORBOARD.fullmatch(resource):
         listed = "as `gcloud ai tensorboards list` prints it"
         example = "projects/PROJECT/locations/REGION/tensorboards/NUMBER"
         raise invalid(resource, f"a TensorBoard, {listed}", example)
     settings = _team(environment, team)
-    container = {
-        "name": "tensorboard",
+    job = _template("tensorboard", names.team_namespace(team, settings), suffix)
+    pod = job["spec"]["template"]["spec"]
+    pod["serviceAccountName"] = settings.service_account
+    pod["containers"][0] |= {
         "image": image,
         "command": [
             "tb-gcp-uploader", f"--tensorboard_resource_name={resource}",
             f"--logdir={output}/{run_name}/tensorboard", f"--experiment_name={run_name}",
         ],
-        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }  # fmt: skip
-    pod = {
-        "restartPolicy": "OnFailure",
-        "serviceAccountName": settings.service_account,
-        "nodeSelector": {"iam.gke.io/gke-metadata-server-enabled": "true"},
-        "securityContext": RESTRICTED,
-        "containers": [container],
-    }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            "name": f"{NAME}-tensorboard" + (f"-{suffix}" if suffix else ""),
-            "namespace": names.team_namespace(team, settings),
-        },
-        # The uploader never ends by itself.
-        "spec": {"activeDeadlineSeconds": MAX_UPLOAD_SECONDS, "template": {"spec": pod}},
-    }
+    return job
 
 
 def _gke_type(tpu_type: str) -> Accelerator:
@@ -143,70 +117,31 @@ def _jobset(
     aware = any(
         pool.topology_aware and pool.type == kind.name for pool in environment.tpu_pools.values()
     )
-    metadata = {"metadata": {"annotations": kueue.topology_annotations(kind)}} if aware else {}
     compute_class = compute_classes.class_names(environment).get(kind.name)
-    selector: Json = {keys.COMPUTE_CLASS: compute_class} if compute_class else {
+    jobset = _template("jobset", names.team_namespace(team, settings), suffix)
+    jobset["metadata"]["labels"][keys.QUEUE] = settings.queue
+    jobset["metadata"]["annotations"] = manifests.exclusive_placement(kind)
+    [replicated] = jobset["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    replicated["replicas"], job["parallelism"], job["completions"] = slices, kind.hosts, kind.hosts
+    if aware:
+        job["template"]["metadata"] = {"annotations": kueue.topology_annotations(kind)}
+    pod = job["template"]["spec"]
+    pod["serviceAccountName"] = settings.service_account
+    pod["nodeSelector"] = {keys.COMPUTE_CLASS: compute_class} if compute_class else {
         "cloud.google.com/gke-tpu-accelerator": kind.gke_accelerator,
         "cloud.google.com/gke-tpu-topology": kind.topology,
     }  # fmt: skip
-    return {
-        "apiVersion": JOBSET_API_VERSION,
-        "kind": "JobSet",
-        "metadata": {
-            "name": f"{NAME}-{suffix}" if suffix else NAME,
-            "namespace": names.team_namespace(team, settings),
-            "labels": {keys.QUEUE: settings.queue, keys.PRIORITY: "medium"},
-            "annotations": manifests.exclusive_placement(kind),
-        },
-        "spec": {
-            "successPolicy": {
-                "operator": "All",
-                "targetReplicatedJobs": [keys.REPLICATED_JOB],
-            },
-            "failurePolicy": {"maxRestarts": MAX_RESTARTS},
-            "replicatedJobs": [
-                {
-                    "name": keys.REPLICATED_JOB,
-                    "replicas": slices,
-                    "template": {
-                        "spec": {
-                            "parallelism": kind.hosts,
-                            "completions": kind.hosts,
-                            "backoffLimit": 0,
-                            "template": {
-                                **metadata,
-                                "spec": _pod(settings.service_account, kind, selector, image,
-                                             command, variables)
-                            },
-                        }
-                    },
-                }
-            ],
-        },
-    }  # fmt: skip
-
-
-def _pod(
-    account: str, kind: Accelerator, selector: Json, image: str, command: list[str],
-    variables: dict[str, str],
-) -> Json:  # fmt: skip
-    container: Json = {
-        "name": "tpu-job",
-        "image": image,
-        "command": command,
-        "ports": [{"containerPort": port} for port in PORTS],
-        "resources": {"limits": {keys.TPU: kind.chips_per_host}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
-    }
+    [container] = pod["containers"]
+    limits = {keys.TPU: kind.chips_per_host}
+    container |= {"image": image, "command": command, "resources": {"limits": limits}}
     if variables:
         container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
-    return {
-        "restartPolicy": "Never",
-        "serviceAccountName": account,
-        "nodeSelector": selector,
-        "securityContext": RESTRICTED,
-        "containers": [container],
-    }
+    return jobset
+
+
+def _template(name: str, namespace: str, suffix: str) -> Json:
+    template: Json = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    template["metadata"]["namespace"] = namespace
+    template["metadata"]["name"] += f"-{suffix}" if suffix else ""
+    return template
