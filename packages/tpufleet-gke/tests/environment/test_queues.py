@@ -201,7 +201,7 @@ CLASS = {
     "tpu_pools": {
         "v5e": {
             "type": "v5e-16", "slices": 3, "managed_by": "compute-class", "capacity": "reserved",
-            "reservation": "projects/other/reservations/mine/reservationBlocks/b1",
+            "reservation": "projects/other-project/reservations/mine/reservationBlocks/b1",
             "fallback": ["on-demand", "spot"], "labels": {"team": "x"},
             "taints": [{"key": "dedicated"}],
         },
@@ -217,7 +217,7 @@ def test_a_compute_class_tries_one_kind_of_capacity_after_the_other():
     tpus = {"type": "tpu-v5-lite-podslice", "count": 4, "topology": "4x4"}
     shared = {"tpu": tpus, "storage": {"bootDiskType": "pd-balanced", "bootDiskSize": 200}}
     zones = {"location": {"zones": ["us-central1-a"]}}  # the one that has the type
-    reservation = {"name": "mine", "project": "other", "reservationBlock": {"name": "b1"}}
+    reservation = {"name": "mine", "project": "other-project", "reservationBlock": {"name": "b1"}}
     name, manifest = found
     assert name == "ml-v5e" and manifest["apiVersion"] == "cloud.google.com/v1"
     assert manifest["spec"] == {
