@@ -1,4 +1,4 @@
-"""Elastic jobs on TPU VMs and on Compute Engine: the real providers with the emulated APIs."""
+"""Elastic jobs on TPU VMs: the real provider with the emulated API."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="needs the extra `gcp`")
 
-from tests.journeys.compute_cloud import ComputeCloud, minutes
 from tests.journeys.simulated_hosts import Program
 from tests.journeys.tpu_vm_cloud import TpuVmCloud
 from tpufleet.providers.base import Fault
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
-from tpufleet_testbed.compute_engine.fault_plan import ComputeFaultPlan, StockLimit
 
 ZONE = "europe-west4-a"
 ELASTIC = {"accelerator": "v6e-8", "slices": {"min": 2, "max": 3}, "capacity": ["on-demand"]}
@@ -42,27 +40,4 @@ def test_on_tpu_vms_it_continues_without_a_lost_slice_and_grows_back(make_fleet)
     fleet.until(lambda: sizes(fleet, job) == [3, 2, 3])
     fleet.settle(job, limit=7200)
     assert fleet.attempts(job) == ["preempted", "resized", "finished"]
-    cloud.close()
-
-
-def test_on_compute_engine_it_continues_without_a_lost_slice_and_grows_back(make_fleet, tmp_path):
-    clouds = []
-
-    def compute(clock):
-        clouds.append(ComputeCloud(clock, tmp_path, (ZONE,), ComputeFaultPlan()))
-        return clouds
-
-    fleet = make_fleet(other_clouds=compute, boot_limit=minutes(20))
-    [cloud] = clouds
-    fleet.invariants.release_bound = minutes(3)
-    job = fleet.submit(Program(steps=500), providers=["compute"], **ELASTIC)
-    fleet.until(lambda: sizes(fleet, job) == [3], 600)
-    fleet.run(30)
-    cloud.engine.stock = (StockLimit(most=2),)
-    cloud.stop(fleet.attempt(job).slices[0], "preempted")
-    fleet.until(lambda: sizes(fleet, job) == [3, 2], 300)
-    cloud.engine.stock = ()
-    fleet.until(lambda: sizes(fleet, job) == [3, 2, 3], 1200)
-    fleet.settle(job, limit=7200)
-    assert fleet.attempts(job)[-1] == "finished"
     cloud.close()
