@@ -12,9 +12,14 @@ import pytest
 
 from tests.repository import ROOT, SOURCES
 
-CLI = {"client", "model", "schema", "config", "errors", "backoff", "clocks", "views"}
-ACTIVATIONS = {"runtime", "errors", "backoff"}
-SERVICE = {"policy", "model", "errors", "clocks", "stores.base", "deep_folders", "disk_space"}
+CLI = {
+    "client", "model", "schema", "config", "errors", "backoff", "clocks", "views", "entry_points",
+}  # fmt: skip
+ACTIVATIONS = {"runtime", "errors", "backoff", "entry_points"}  # plug-ins
+SERVICE = {
+    "policy", "model", "errors", "clocks", "stores.base", "deep_folders", "disk_space",
+    "entry_points",
+}  # fmt: skip
 
 # What modules may import of ours: the packages and modules named, and what is in them. The longest
 # name here that a module is in governs it, and modules that one name governs may import each other.
@@ -25,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backoff": {"clocks"},
     "deep_folders": set(),
     "disk_space": set(),
+    "entry_points": set(),
     "linux": set(),
     "host_packages": set(),
     "installed_packages": set(),
@@ -71,7 +77,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"views.python", "host_packages"},
     "tpufleet_activations": ACTIVATIONS | {
         "tpufleet_activations.io", "tpufleet_activations.model",
-        "views.cli.entry_points",  # kinds of inputs are plug-ins
     },
     "tpufleet_activations.io": ACTIVATIONS | {
         "tpufleet_activations.formatting", "tpufleet_activations.input_errors",
@@ -242,6 +247,7 @@ def test_every_module_has_a_place_in_the_layers():
 def test_every_layer_exists():
     names = set(modules()) | {parent(name) for name in modules()}
     layers = set(MAY_IMPORT) | set[str]().union(*MAY_IMPORT.values())
+    layers -= {each for each in layers if within(each, "tpufleet_migration")}  # may be deleted
     assert sorted(layers - names) == []
 
 

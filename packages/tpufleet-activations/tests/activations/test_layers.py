@@ -15,7 +15,7 @@ ROOT = Path(tpufleet_activations.__file__).parent
 NAME = "tpufleet_activations"
 # Of the core. Whatever runs on a worker works without a server.
 CORE = ("tpufleet.runtime", "tpufleet.errors", "tpufleet.backoff", "tpufleet.clocks")
-ENTRY_POINTS = ("tpufleet.views.cli.entry_points", "tpufleet.views.cli.registry")
+ENTRY_POINTS = ("tpufleet.entry_points", "tpufleet.views.cli.registry")
 # Besides, for tables and JSON, for prices, and to run workers as jobs.
 MORE = {
     "cli/output.py": ("tpufleet.views.cli",),

@@ -102,7 +102,7 @@ def test_earlier_ways_to_edit_a_job_are_understood(typed, today):
 
 WITHOUT_MIGRATION = """
 import sys
-from tpufleet.views.cli import entry_points
+from tpufleet import entry_points
 registered = entry_points._targets
 entry_points._targets = lambda path, group: (
     {} if "tpufleet_migration" in path else registered(path, group)

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
+from tpufleet.entry_points import registered
 from tpufleet.errors import not_installed
 from tpufleet.runtime.units import DamagedRecord
-from tpufleet.views.cli.entry_points import registered
 from tpufleet.views.cli.registry import LazyCommand, LazyGroup
 from tpufleet_activations.cli.interrupts import delivered_interrupts
 from tpufleet_activations.cli.option_plugins import normalize_option

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tpufleet.views.cli.entry_points import registered
+from tpufleet.entry_points import registered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tpufleet.views.cli.entry_points import registered
+from tpufleet.entry_points import registered
 from tpufleet_activations.inputs.samples import SampleSource
 
 

@@ -162,6 +162,7 @@ def open_files(files: DataFiles) -> SampleSource:
         return other.open(paths, data)
     if kind == "text":
         return TextSource(paths, whole=data.get("split") == "file", limit=limit)
+    check_choice("data kind", kind, KINDS)
     fields = {name: data.get(name) for name in ("text_field", "id_field")}
     rows = _open_rows(kind, paths, used_fields(**fields))
     return RecordSource(rows, limit=limit, **fields)

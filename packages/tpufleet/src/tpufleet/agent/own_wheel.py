@@ -26,6 +26,7 @@ PACKAGES = {
     "tpufleet-activations": "tpufleet_activations",
     "tpufleet-firestore": "tpufleet_firestore",
     "tpufleet-gke": "tpufleet_gke",
+    "tpufleet-migration": "tpufleet_migration",
 }
 # A fixed time: the same code gives the same bytes.
 TIMESTAMP = (2020, 1, 1, 0, 0, 0)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import mimetypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from tpufleet.entry_points import registered
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 NOT_BUILT = (
@@ -99,13 +98,10 @@ def _built_at(folder: Path) -> int | None:
         return None
 
 
-@functools.cache
-def _redirects() -> tuple[Callable[[str], str | None], ...]:
-    return tuple(each.load() for each in metadata.entry_points(group=REDIRECTS))
-
-
 def _redirected(path: str) -> str | None:
-    found = (address for redirect in _redirects() if (address := redirect(path)) is not None)
+    found = (
+        address for redirect in registered(REDIRECTS) if (address := redirect(path)) is not None
+    )
     return next(found, None)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tpufleet.views.cli.entry_points import registered
+from tpufleet.entry_points import registered
 from tpufleet.views.cli.registry import SharedLazyGroup
 
 cluster = SharedLazyGroup(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tpufleet.views.cli.entry_points import registered
+from tpufleet.entry_points import registered
 from tpufleet.views.cli.usage_errors import HintedUsageError
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tpufleet import config
+from tpufleet.entry_points import registered
 from tpufleet.errors import BadInput, Unreachable
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.fleet.slices import SIMULATED, SIMULATED_PROVIDERS
@@ -22,7 +23,6 @@ from tpufleet.model.tpu.prices import Estimate
 from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.entry_points import registered
 from tpufleet.views.cli.jobs import job_options
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.parameter_types import host_option

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tpufleet.entry_points import registered
 from tpufleet.errors import FleetError, not_found, unknown
 from tpufleet.model.people.preferences import (
     SETTINGS,
@@ -19,7 +20,6 @@ from tpufleet.model.people.preferences import (
 from tpufleet.model.tpu import type_lookup
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.entry_points import registered
 from tpufleet.views.cli.jobs.rules import rules
 from tpufleet.views.cli.output import example, json_option
 from tpufleet.views.cli.settings.completion import completion
