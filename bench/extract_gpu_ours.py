@@ -182,7 +182,7 @@ def plan_of(
 ):
     """A plan of so many batches, written to a dataset in `folder`."""
     from tpufleet_activations import plans
-    from tpufleet_activations.inputs import sources
+    from tpufleet_activations.inputs import sources, tokenization
     from tpufleet_activations.io.storage import LocalFolder
     from tpufleet_activations.pipeline import locations
 
@@ -201,7 +201,7 @@ def plan_of(
         model=str(folder),
         model_digest="random",
         tokenizer=str(folder),
-        tokenizer_digest="random",
+        tokenizer_digest=tokenization.Tokenizer(folder).digest(),
         data=source,
         data_digest=sources.open_files(found.data).digest(),
         samples=count * rows,

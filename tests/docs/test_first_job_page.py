@@ -72,10 +72,11 @@ else:
 
 
 def commands_of(page: str) -> list[str]:
-    """Every line of every shell block, in order."""
+    """Every line of every shell block, in order, until nothing is left to pay for."""
     blocks = [block for block in markdown.blocks("sh") if block.where.startswith(f"docs/{page}")]
     assert len(blocks) >= 3
-    return [line for block in blocks for line in block.text.splitlines()]
+    lines = [line for block in blocks for line in block.text.splitlines()]
+    return lines[: lines.index("tpu cost project") + 1]
 
 
 def executable(path: Path, text: str) -> None:

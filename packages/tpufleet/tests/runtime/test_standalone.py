@@ -101,10 +101,11 @@ def test_no_handler_is_installed_outside_the_main_thread():
 
 def test_the_stop_file_requests_a_stop(tmp_path, monkeypatch):
     monkeypatch.setenv("TPUFLEET_RUN_DIR", str(tmp_path))
+    handler = signal.getsignal(signal.SIGTERM)
     assert not runtime.should_stop()
     (tmp_path / "stop").touch()
     assert runtime.should_stop()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_the_last_report_is_written_at_exit(tmp_path):

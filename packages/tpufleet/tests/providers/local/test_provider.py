@@ -269,7 +269,9 @@ def test_agents_left_by_a_crashed_boot_are_replaced(root):
     successor.advance()
     assert state(successor) is CloudState.UP
     assert not any(map(lives, unknown))
-    assert {found.pid for found in processes.leftovers(root)} == set(pids(root).values())
+    wait_until(  # a process that just starts another program has no marker yet
+        lambda: {found.pid for found in processes.leftovers(root)} == set(pids(root).values())
+    )
 
 
 def test_a_partly_moved_order_is_complete_after_a_crash(root):

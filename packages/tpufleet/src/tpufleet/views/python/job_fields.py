@@ -14,6 +14,7 @@ class JobFields(TypedDict, total=False):
     name: str
     setup: str | Sequence[str]
     slices: int
+    processes_per_host: int
     capacity: str | Sequence[str]
     zones: str | Sequence[str]
     providers: str | Sequence[str]
