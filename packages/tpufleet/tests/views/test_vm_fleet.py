@@ -18,7 +18,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from tests.polling import wait_until
 from tests.views.cli_runner import Tpu
 from tests.views.emulated_cloud import ZONES
-from tpufleet.clocks import ManualClock
+from tpufleet.clocks import ManualClock, SystemClock
 from tpufleet.errors import BadInput, BadRequest, NoCapacity, PermissionMissing
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.fleets import FleetMember, NodeRequest
@@ -213,6 +213,32 @@ def test_a_node_of_several_hosts_is_restarted_by_creating_it_again(cloud):
     assert result.exit_code == 0, result.stderr
     assert "several hosts" in result.stderr and "creating it again" in result.stderr
     assert cloud.states() == {name: "READY"}
+
+
+@pytest.mark.parametrize("autostop", ["8h", "none"])
+@pytest.mark.parametrize("again", [("restart",), ("vm", "apply", "--replace")], ids=" ".join)
+def test_a_node_that_is_created_again_keeps_its_autostop_time(cloud, again, autostop):
+    name = "tpu-us-central1-a-0"
+    cloud.tpu.ok("vm", "apply", name, "--type", "v5e-16", "--autostop", autostop)
+    [row] = cloud.tpu.json(*again, name, "--yes")["nodes"]
+    end = fleets.expires_at(row["labels"])
+    kept = end is not None and end - SystemClock().now() > timedelta(hours=7.9)
+    assert kept if autostop == "8h" else end is None
+
+
+def test_a_restart_tries_again_after_a_stockout():
+    clock = ManualClock()
+    with Emulator(clock=clock) as emulator:
+
+        def pause(seconds: float) -> None:
+            clock.advance(timedelta(seconds=seconds))
+            if emulator.service.calls.count(("CreateNode", "us-central1-a")) == 4:
+                emulator.cloud.stock = CloudCapacity()
+
+        nodes = nodes_of(emulator, pause)
+        nodes.create("us-central1-a", "a", NodeRequest(accelerator="v5e-16"), tries=1, delay=0)
+        emulator.cloud.stock = CloudCapacity(nodes=(CapacityLimit(most=0),))
+        assert nodes.restart("us-central1-a", "a", tries=9, delay=30).state == "READY"
 
 
 def test_apply_rejects_a_stopped_node_and_restart_starts_it(cloud):

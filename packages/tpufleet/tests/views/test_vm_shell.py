@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.views.emulated_cloud import Cloud
+from tpufleet.model.fleet import fleets
 from tpufleet.views.cli.gcloud import NodeAddress
 from tpufleet.views.cli.vm import remote_commands
 
@@ -105,12 +106,13 @@ def test_check_env_recognizes_known_errors(cloud, shells, output, result):
 
 
 def test_solve_recreates_a_preempted_node(cloud, shells):
-    cloud.tpu.ok("apply", NAME, "--type", "v5e-8")
+    cloud.tpu.ok("vm", "apply", NAME, "--type", "v5e-8")
     cloud.preempt(NAME)
     assert cloud.tpu("solve", NAME).exit_code == 2, "it asks first"
     [row] = cloud.tpu.json("solve", NAME, "--yes")["nodes"]
     assert row["result"] == "ok" and cloud.states() == {NAME: "READY"}
-    assert "v5e-8" in cloud.tpu.ok("describe", NAME)
+    described = cloud.tpu.ok("describe", NAME)
+    assert "v5e-8" in described and fleets.EXPIRES in described
 
 
 def test_solve_mounts_the_disks_of_the_settings_again(cloud, shells):

@@ -111,6 +111,17 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
     labels: dict[str, str] | None = None
     message: str = ""
+    created_at: datetime | None = None
+
+    def same_again(self) -> NodeRequest:
+        """What creates it again; its autostop time starts anew."""
+        end = expires_at(self.labels)
+        return NodeRequest(
+            accelerator=self.accelerator,
+            spot=self.capacity == "spot",
+            runtime=self.runtime,
+            autostop=end - self.created_at if end and self.created_at else None,
+        )
 
 
 class CreatedNode(msgspec.Struct, frozen=True, kw_only=True):

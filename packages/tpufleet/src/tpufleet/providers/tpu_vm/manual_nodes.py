@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import UTC, datetime
 from typing import Any
 
 from google.cloud import tpu_v2
@@ -86,14 +87,21 @@ class ManualNodes:
         self._until(zone, name, lambda info: info.state == "NOT_FOUND")
         return True
 
-    def restart(self, zone: str, name: str) -> NodeInfo:
+    def restart(self, zone: str, name: str, tries: int, delay: float) -> NodeInfo:
         """Stop and start it; its disks are kept. The API cannot stop a node of several hosts: it is
         deleted and created again."""
         node_info = self.get(zone, name)
         if node_info.state in GONE_STATES:
             raise BadRequest(_unusable(node_info))
         if _has_several_hosts(node_info):
-            return self._recreate(node_info)
+            kind = type_lookup.short_name(node_info.accelerator)
+            self._report_node(
+                name,
+                f"{kind} has several hosts, which cannot be stopped; deleting the node and creating"
+                " it again, without the data on its boot disks",
+            )
+            self.delete(zone, name)
+            return self.create(zone, name, node_info.same_again(), tries, delay).node
         if node_info.state != "STOPPED":
             self._api.stop_node(self._path(zone, name))
             ends = ("STOPPED", *GONE_STATES)
@@ -106,18 +114,6 @@ class ManualNodes:
     def is_recreated_to_restart(self, zone: str, name: str) -> bool:
         node = self.get(zone, name)
         return node.state not in GONE_STATES and _has_several_hosts(node)
-
-    def _recreate(self, node: NodeInfo) -> NodeInfo:
-        self._report_node(
-            node.name,
-            f"{type_lookup.short_name(node.accelerator)} has several hosts, which cannot be stopped"
-            "; deleting the node and creating it again, without the data on its boot disks",
-        )
-        self.delete(node.zone, node.name)
-        request = NodeRequest(
-            accelerator=node.accelerator, spot=node.capacity == "spot", runtime=node.runtime
-        )
-        return self.create(node.zone, node.name, request, tries=1, delay=0.0).node
 
     @property
     def has_data_disks(self) -> bool:
@@ -298,6 +294,7 @@ def _node_info(node: tpu_v2.Node, zone: str) -> NodeInfo:
         ),
         labels=dict(node.labels),
         message=node.health_description,
+        created_at=datetime.fromtimestamp(node.create_time.timestamp(), UTC),
     )
 
 

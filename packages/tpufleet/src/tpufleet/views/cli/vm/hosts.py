@@ -11,7 +11,6 @@ import click
 
 from tpufleet.errors import BadInput, invalid, not_found
 from tpufleet.model.fleet import fleets
-from tpufleet.model.fleet.fleets import NodeRequest
 from tpufleet.views.cli import gcloud, output
 from tpufleet.views.cli.output import example, json_option, options
 from tpufleet.views.cli.vm import remote_commands
@@ -63,13 +62,9 @@ def repair(name: str, yes: bool) -> int:
     if info.state in fleets.GONE_STATES:
         if not info.accelerator:
             raise not_found(f"TPU VM in {node.zone}", name, "vm fleet list")
-        request = NodeRequest(
-            accelerator=info.accelerator, spot=info.capacity == "spot", runtime=info.runtime
-        )
         output.confirm(f"{name} is {fleets.display_state(info.state)}. Create it again?", yes)
         with interruptible(undo_hint(name, node.zone)):
-            nodes.delete(node.zone, name)
-            nodes.create(node.zone, name, request, TRIES, DELAY)
+            nodes.create(node.zone, name, info.same_again(), TRIES, DELAY)
     else:
         ready_node(nodes, name)
     outcome = remote_commands.check_devices(node)

@@ -13,8 +13,10 @@ from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import example, json_option, options
 from tpufleet.views.cli.vm.options import (
+    DELAY,
     NODE_OPTIONS,
     RETRY_OPTIONS,
+    TRIES,
     interruptible,
     node_request_from,
     open_nodes,
@@ -72,11 +74,13 @@ def restart(name: str, yes: bool) -> None:
     """Stop a TPU VM and start it again; its disk is kept. One of several hosts cannot be stopped:
     after a question it is deleted and created again, with an empty boot disk."""
     nodes, where = open_nodes(), zone_of(name)
+    hint = f"the TPU VM may be stopped; start it with `tpu vm restart {name}`"
     if nodes.is_recreated_to_restart(where, name):
         output.print_status(f"{name} has several hosts, which cannot be stopped")
         output.confirm_deletion("it, with the data on its boot disks, and create it again", yes)
-    with interruptible(f"the TPU VM may be stopped; start it with `tpu vm restart {name}`"):
-        restarted = nodes.restart(where, name)
+        hint = undo_hint(name, where)
+    with interruptible(hint):
+        restarted = nodes.restart(where, name, TRIES, DELAY)
     show_nodes([restarted])
 
 

@@ -101,10 +101,13 @@ def node_request_from(
         if context.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
     }  # fmt: skip
     accelerator, spot, runtime = values["accelerator"], values["spot"], values["runtime"]
+    autostop = values["autostop"]
     if before is not None and before.accelerator:
-        accelerator = accelerator or before.accelerator
-        spot = spot if "spot" in explicit else before.capacity == "spot"
-        runtime = runtime if explicit & {"runtime", "accelerator"} else before.runtime
+        same = before.same_again()
+        accelerator = accelerator or same.accelerator
+        spot = spot if "spot" in explicit else same.spot
+        runtime = runtime if explicit & {"runtime", "accelerator"} else same.runtime
+        autostop = autostop if "autostop" in explicit else same.autostop
     else:
         named = fleets.described_by(name)
         accelerator = accelerator or named.accelerator
@@ -116,7 +119,7 @@ def node_request_from(
             raise BadInput(
                 f"pass --spot or --norm: the name {name!r} says neither spot nor preemptible"
             )
-    return node_request(accelerator, spot, runtime, values["autostop"])
+    return node_request(accelerator, spot, runtime, autostop)
 
 
 @contextmanager
