@@ -11,6 +11,9 @@ from tpufleet.agent.workload.container_image import JobContainer
 from tpufleet.errors import BadInput
 from tpufleet.model.job import job_file
 from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.mounts import Mount, mounted_command
+from tpufleet.policy.recovery.verdicts import cause_of
 
 # Runs the command on this host, with the variables that are passed on and nothing else.
 DOCKER = r"""#!/bin/bash
@@ -132,6 +135,14 @@ def test_variables_that_docker_would_misread_fail_the_attempt(harness, docker, v
     harness.start(base_env=host_environ(docker))
     assert "image: KEY has" in harness.wait_for_exit().log_line
     assert not Path(f"{docker}.calls").exists()
+
+
+def test_a_host_that_cannot_mount_fails_the_setup_and_not_the_program(harness):
+    harness.assign(*mounted_command([Mount(bucket="b", path="/mnt/buckets/b")], ["true"]))
+    harness.start(base_env={"PATH": "/usr/bin:/bin"})
+    exit = harness.wait_for_exit()
+    assert exit.during_setup and "gcsfuse is not installed on this host" in exit.log_line
+    assert cause_of(exit) is EndReason.SETUP_FAILED
 
 
 def test_a_failure_of_docker_itself_is_not_one_of_the_program(harness, docker):

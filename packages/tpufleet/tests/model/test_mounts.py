@@ -10,7 +10,7 @@ import pytest
 
 from tpufleet.errors import BadInput
 from tpufleet.model.job.job_file import parse_job, to_document
-from tpufleet.model.job.mounts import Mount, mounted_command
+from tpufleet.model.job.mounts import ERROR_PREFIX, FAILED, Mount, mounted_command
 
 JOB = {"command": ["python", "train.py"], "accelerator": "v5e-4"}
 
@@ -72,7 +72,8 @@ def test_the_command_runs_after_the_mounts_with_its_own_exit_status(tmp_path):
 
 def test_a_host_without_gcsfuse_says_so(tmp_path):
     ran = run(tmp_path, ["true"], installed=False)
-    assert ran.returncode == 1 and "gcsfuse is not installed" in ran.stderr
+    assert ran.returncode == FAILED
+    assert ran.stderr.startswith(f"{ERROR_PREFIX}gcsfuse is not installed on this host")
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -28,7 +28,9 @@ echo "$(basename "$0") $*" >>"$CALLS"
 case "$(basename "$0") $*" in
   "systemctl is-active"*) [[ -e "$CALLS.active" ]] ;;
   "systemctl restart"*) touch "$CALLS.active" ;;
-  "apt-get "*) [[ "$(grep -c "^apt-get .* $4" "$CALLS")" -gt 2 ]] ;;  # locked twice
+  "apt-get "*" update") [[ "$(grep -c "^apt-get .* update" "$CALLS")" -gt "${LISTS_LOCKED:-0}" ]] ;;
+  "apt-get "*) [[ "$(grep -c "^apt-get .* $4" "$CALLS")" -gt "${LOCKED:-2}" ]] ;;
+  "fuser "*lists/lock) [[ "$(grep -c "^apt-get .* update" "$CALLS")" -lt "${LISTS_LOCKED:-0}" ]] ;;
   "mountpoint"*) false ;;
   "fuser /"*) cat "$CALLS.users" 2>/dev/null ;;
   "blkid "*) [[ "$1" != *-empty ]] ;;
@@ -97,7 +99,7 @@ class Machine:
             | (token if account else {}),
         )
 
-    def boot(self) -> subprocess.CompletedProcess[str]:
+    def boot(self, **environ: str) -> subprocess.CompletedProcess[str]:
         self.calls_file.write_text("")
         return subprocess.run(
             ["bash", "-c", startup_script.script()],
@@ -110,6 +112,7 @@ class Machine:
                 "TPUFLEET_METADATA_URL": f"{self._metadata.url}/node/0",
                 "TPUFLEET_STORAGE_URL": f"http://127.0.0.1:{self._storage.server_port}",
                 "TPUFLEET_PACKAGES_URL": f"http://127.0.0.1:{self._storage.server_port}/apt",
+                **environ,
             },
             capture_output=True,
             text=True,
@@ -140,8 +143,8 @@ def _serve(folder: Path, faults: list[str]) -> http.server.ThreadingHTTPServer:
             if self.headers.get("Authorization") != "Bearer s3cret" and not public:
                 self.send_error(401)
                 return
-            if faults:
-                self._fail(faults.pop(0))
+            if faults and (fault := faults.pop(0)):
+                self._fail(fault)
                 return
             super().do_GET()
 
@@ -380,6 +383,29 @@ def test_hosts_of_a_job_with_buckets_get_its_folders_and_gcsfuse(machine):
     installs = [call for call in machine.calls if " install " in call]
     assert len(installs) == 3 and installs[0].endswith(" gcsfuse"), "retried while apt is locked"
     assert "systemctl restart tpufleet-agent" in machine.calls
+
+
+@pytest.mark.parametrize("fault", ["cut", "reset"])
+def test_a_key_of_packages_whose_download_breaks_off_is_fetched_again(machine, fault):
+    machine.faults += ["", fault, fault]  # the first download is that of the bundle
+    machine.describe(tpufleet_mounts="/data", tpufleet_gcsfuse="yes")
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
+    assert machine.faults == []
+
+
+def test_gcsfuse_waits_while_another_program_holds_the_lists_of_packages(machine):
+    machine.describe(tpufleet_mounts="/data", tpufleet_gcsfuse="yes")
+    result = machine.boot(LISTS_LOCKED="15")
+    assert result.returncode == 0, result.stderr
+    assert len([call for call in machine.calls if call.endswith(" update")]) == 16
+
+
+def test_a_host_without_the_docker_that_the_operator_wants_is_replaced(machine):
+    machine.describe(tpufleet_containers="yes")
+    assert machine.boot(LOCKED="999").returncode == 1
+    assert "docker cannot be installed" in machine.report()
+    assert "systemctl restart tpufleet-agent" not in machine.calls
 
 
 def test_a_job_with_mounts_gets_another_host_if_gcsfuse_cannot_be_installed(machine):

@@ -26,6 +26,7 @@ MAX_LINE_BYTES = 60 * 1024
 # Of `docker run`, if Docker itself fails: nothing ran in the image.
 # https://docs.docker.com/engine/containers/run/#exit-status
 DOCKER_FAILED = 125
+ERROR_PREFIX = "docker: "  # of the line that says why
 
 
 class JobContainer:
@@ -70,11 +71,6 @@ class JobContainer:
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             threads.log(f"cannot remove container {self._name}: {error}")
-
-
-def docker_error(lines: Sequence[str]) -> str:
-    """Why Docker failed, in its own words; empty if it does not say."""
-    return next((line.strip()[:500] for line in lines if line.startswith("docker: ")), "")
 
 
 def environment_file(variables: Mapping[str, str]) -> bytes:

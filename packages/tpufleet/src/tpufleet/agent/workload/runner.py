@@ -47,6 +47,7 @@ from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, FleetError, Unreachable
 from tpufleet.model.fleet.agent_protocol import Assignment
 from tpufleet.model.fleet.hosts import Exit, Phase, Progress, ProgressPoint
+from tpufleet.model.job import mounts
 from tpufleet.model.job.attempts import EnvironmentReport, Startup
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import IMAGES_REFUSED
@@ -322,8 +323,7 @@ class Workload:
             if argv:
                 step_start = log.size
                 exit = self._run_step(name, argv, log, pipe)
-                if self._image is not None:
-                    exit = _without_container(exit, log, step_start)
+                exit = _before_the_program(exit, log, step_start, self._image is not None)
                 if name == "command" and exit.status == 0 and self._local is not None:
                     attempt_folder.delete_folders([self._local])
                 if name == "setup" and (exit.status != 0 or exit.stopped_by_agent):
@@ -629,10 +629,12 @@ def _on_one_line(argv: tuple[str, ...]) -> str:
     return shlex.join(argv).replace("\n", "\\n")[:1000]
 
 
-def _without_container(exit: Exit, log: LogFile, step_start: int) -> Exit:
-    """A failure of Docker itself, such as an image that cannot be pulled, is not the program's."""
-    if exit.status != container_image.DOCKER_FAILED:
+def _before_the_program(exit: Exit, log: LogFile, step_start: int, in_image: bool) -> Exit:
+    """A failure of Docker itself, such as an image that cannot be pulled, is not the program's, nor
+    is a host that cannot mount."""
+    if exit.status not in (container_image.DOCKER_FAILED, mounts.FAILED):
         return exit
     lines = log.tail(exit_diagnosis.TAIL_LINES, step_start)
-    error = container_image.docker_error(lines)
+    prefixes = (mounts.ERROR_PREFIX, *([container_image.ERROR_PREFIX] if in_image else []))
+    error = next((line.strip()[:500] for line in lines if line.startswith(prefixes)), "")
     return replace(exit, during_setup=True, log_line=error) if error else exit

@@ -16,6 +16,8 @@ from tpufleet.schema import about
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 # On GKE the CSI driver mounts buckets, before the container starts.
 MOUNTED_BY_PROVIDER = frozenset({"gke"})
+# Exit status on a host that cannot mount, and what the line that says why begins with.
+FAILED, ERROR_PREFIX = 125, "mounts: "
 
 
 def _parse_bucket(value: Any) -> str:
@@ -58,8 +60,9 @@ def mounted_command(mounts: Sequence[Mount], command: Sequence[str]) -> tuple[st
     if not mounts:
         return tuple(command)
     lines = [
-        "command -v gcsfuse >/dev/null || { echo 'mounts: gcsfuse is not installed on this host; "
-        "see https://cloud.google.com/storage/docs/cloud-storage-fuse/install' >&2; exit 1; }"
+        f"command -v gcsfuse >/dev/null || {{ echo '{ERROR_PREFIX}gcsfuse is not installed on this "
+        "host; see https://cloud.google.com/storage/docs/cloud-storage-fuse/install' >&2; "
+        f"exit {FAILED}; }}"
     ]
     for mount in mounts:
         path = shlex.quote(mount.path)

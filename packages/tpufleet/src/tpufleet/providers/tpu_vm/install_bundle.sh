@@ -70,7 +70,7 @@ fetch() {
       --speed-limit 1000 --speed-time "$STALLED" --config - "$@" && return
     status=$?
     # 22: an answer such as 403, after the retries of curl
-    if [[ "$status" -eq 22 || "$try" -ge 10 ]]; then return "$status"; fi
+    if [[ "$status" -eq 22 || "$try" -ge "${TRIES:-10}" ]]; then return "$status"; fi
     sleep $((try + RANDOM % 10))
   done
 }

@@ -170,12 +170,16 @@ make_mount_points() {
   done < <(attribute_or tpufleet-mounts '')
 }
 
-# Automatic upgrades hold the locks of apt for minutes after a boot.
+# Automatic upgrades hold the locks of apt for minutes after a boot. That of the lists has no timeout:
+# who waits for it has not failed.
 apt() {
-  local try
-  for ((try = 0; try < 12; try++)); do
+  local try waited
+  for ((try = 0, waited = 0; try < 12; waited++)); do
     if DEBIAN_FRONTEND=noninteractive apt-get --option DPkg::Lock::Timeout=120 --quiet "$@"; then
       return
+    fi
+    if [[ "$waited" -ge 90 ]] || ! fuser --silent "$ROOT/var/lib/apt/lists/lock"; then
+      try=$((try + 1))
     fi
     sleep 10
   done
@@ -194,8 +198,7 @@ install_gcsfuse() {
   codename="$(sed -n 's/^VERSION_CODENAME=//p' "$ROOT/etc/os-release" 2>/dev/null || true)"
   mkdir -p "$ROOT/etc/apt/sources.list.d" "$(dirname "$key")"
   if ! {
-    curl --fail --silent --show-error --retry 3 --max-time 60 --output "$key" \
-      "$PACKAGES/doc/apt-key.gpg" \
+    TRIES=3 fetch '' --retry-max-time 60 --max-time 60 --output "$key" "$PACKAGES/doc/apt-key.gpg" \
       && echo "deb [signed-by=/usr/share/keyrings/cloud.google.asc]" \
         "$PACKAGES gcsfuse-${codename:-jammy} main" \
         >"$ROOT/etc/apt/sources.list.d/gcsfuse.list" \
@@ -207,12 +210,13 @@ install_gcsfuse() {
   fi
 }
 
-# For jobs with images. The images of Cloud TPU VMs have it, those of Compute Engine do not.
+# For jobs with images, which the operator allowed. The images of Cloud TPU VMs have it, those of
+# Compute Engine do not.
 install_docker() {
   if [[ "$(attribute_or tpufleet-containers no)" != yes ]] || command -v docker >/dev/null; then return; fi
   stage 'installing tpufleet' 'docker'
   { apt update && apt install --yes --no-install-recommends docker.io; } \
-    || say "docker cannot be installed: jobs with images will fail"
+    || fail "docker cannot be installed; use a runtime that has it, or leave out \`containers\`"
 }
 
 # With it an agent that starts again, after a crash or a reboot, proves that it is the agent of this
