@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tpufleet.model.tpu import tpu_zones
-from tpufleet_testbed.compute_engine import validation
+from tpufleet_testbed.compute_engine import catalog, validation
 from tpufleet_testbed.compute_engine.api_errors import (
     ErrorBody,
     call_error,
@@ -91,8 +91,14 @@ class PlainResources:
         """By scope."""
         found = [(key[0], resource) for key, resource in self.state.resources.items()
                  if key[1] == kind]  # fmt: skip
-        rules = self.state.default_firewalls if kind == "firewalls" else ()
-        return [*found, *(("global", rule) for rule in rules)]
+        if kind == "firewalls":
+            found += [("global", rule) for rule in self.state.default_firewalls]
+        if kind == "subnetworks":  # auto mode: cloud.google.com/vpc/docs/subnets#ip-ranges
+            regions = sorted(catalog.regions(), key=lambda region: region != "us-central1")
+            for number, region in enumerate(regions):
+                ip_range = f"10.{128 + number}.0.0/20"
+                found.append((f"regions/{region}", {"name": "default", "ipCidrRange": ip_range}))
+        return found
 
     def has(self, call: Call, name: str = "") -> bool:
         return (call.scope, call.kind, name or call.name) in self.state.resources
@@ -211,6 +217,12 @@ class PlainResources:
             raise invalid(f"{kind} are not in {call.scope}")
         if kind == "firewalls" and not body.get("allowed") and not body.get("denied"):
             raise invalid_field("resource", "", "allowed or denied must be specified")
+        if kind == "firewalls" and (network := str(body.get("network", ""))):
+            validation.reference("resource.network", network, "networks")
+            # Rules of a shared VPC are in its host project.
+            if f"projects/{call.project}/" not in network and "projects/" in network:
+                problem = "Cross project referencing is not allowed for this resource."
+                raise invalid_field("resource.network", network, problem)
         if kind == "instances":
             self._check_instance(call)
 

@@ -3,6 +3,8 @@ https://cloud.google.com/compute/docs/reference/rest/v1."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("google.api_core", reason="pip install google-cloud-compute")
@@ -166,6 +168,31 @@ def test_urls_of_networks_are_taken_as_the_reference_says(connect, compute, netw
         network_interfaces=[{"network": network}],
     )  # fmt: skip
     connect("Instances").insert(project=PROJECT, zone=ZONE, instance_resource=instance)
+
+
+SHARED = "projects/host-project/global/networks/shared"
+
+
+def test_a_firewall_rule_is_in_the_project_of_its_network(connect, compute):
+    """https://cloud.google.com/vpc/docs/shared-vpc"""
+    allowed = [compute.Allowed(I_p_protocol="tcp", ports=["8470"])]
+    rule = compute.Firewall(name="rule", network=SHARED, allowed=allowed)
+    with pytest.raises(exceptions.BadRequest, match="Cross project referencing is not allowed"):
+        connect("Firewalls").insert(project=PROJECT, firewall_resource=rule)
+    connect("Firewalls").insert(project="host-project", firewall_resource=rule)
+
+
+def test_a_server_in_a_shared_vpc_has_its_firewall_rule_in_the_host_project(project):
+    project.state.host_project = "host-project"
+    settings = replace(SETTINGS, network=SHARED)
+    deploy(project, settings)
+    deploy(project, settings)
+    inserted = [(path, body["name"]) for verb, path, body in project.tpus.requests
+                if verb == "firewalls.insert"]  # fmt: skip
+    name = f"{SETTINGS.name}-{PROJECT}"  # others may use the network
+    assert inserted == [("compute/v1/projects/host-project/global/firewalls", name)]
+    ServerVm(GoogleRest(project.url), settings, sleep=lambda seconds: None).delete()
+    assert [kind for _, kind, _ in project.compute.state.resources] == ["disks"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ https://cloud.google.com/compute/docs/reference/rest/v1"""
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -59,8 +60,24 @@ class ServerVmSettings:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def region(self) -> str:
-        return (self.zone or "").rpartition("-")[0]
+    def zone_path(self) -> str:
+        return f"projects/{self.project}/zones/{self.zone}"
+
+    @property
+    def region_path(self) -> str:
+        return f"projects/{self.project}/regions/{(self.zone or '').rpartition('-')[0]}"
+
+    @property
+    def network_project(self) -> str:
+        """The host project of a shared VPC has its firewall rules, those of many projects."""
+        words = self.network.split("/")
+        return words[1] if words[0] == "projects" else self.project
+
+    @property
+    def rule_name(self) -> str:
+        if self.network_project == self.project:
+            return self.name
+        return re.sub("[^a-z0-9]", "-", f"{self.name}-{self.project}")[:63].rstrip("-")
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +85,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str  # collection in the API
     name: str
-    parent: str  # zones/Z, regions/R or global
+    parent: str  # projects/P/zones/Z, projects/P/regions/R or projects/P/global
     body: dict[str, Any]
     description: str
     keeps_state: bool = False
@@ -90,11 +107,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resources(settings: ServerVmSettings) -> list[Resource]:
-    name, zone = settings.name, f"zones/{settings.zone}"
+    name, zone, rule = settings.name, settings.zone_path, settings.rule_name
+    elsewhere = f" in {settings.network_project}" if rule != name else ""
     sources = list(dict.fromkeys([*PRIVATE_RANGES, *settings.allowed]))
     return [
         Resource(
-            kind="addresses", name=name, parent=f"regions/{settings.region}",
+            kind="addresses", name=name, parent=settings.region_path,
             body={"name": name, "addressType": "EXTERNAL"},
             description="static external address",
         ),
@@ -102,20 +120,20 @@ def resources(settings: ServerVmSettings) -> list[Resource]:
             kind="disks", name=f"{name}-state", parent=zone,
             body={
                 "name": f"{name}-state", "sizeGb": str(settings.disk_gb),
-                "type": f"projects/{settings.project}/{zone}/diskTypes/{DISK_TYPE}",
+                "type": f"{zone}/diskTypes/{DISK_TYPE}",
                 "labels": {"tpufleet": "server"},
             },
             description=f"{settings.disk_gb} GB {DISK_TYPE} disk for the state",
             keeps_state=True,
         ),
         Resource(
-            kind="firewalls", name=name, parent="global",
+            kind="firewalls", name=rule, parent=f"projects/{settings.network_project}/global",
             body={
-                "name": name, "network": settings.network, "direction": "INGRESS",
+                "name": rule, "network": settings.network, "direction": "INGRESS",
                 "allowed": [{"IPProtocol": "tcp", "ports": [str(settings.port)]}],
                 "sourceRanges": sources, "targetTags": [name],
             },
-            description=f"firewall rule: TCP {settings.port} from {', '.join(sources)}",
+            description=f"firewall rule{elsewhere}: TCP {settings.port} from {', '.join(sources)}",
         ),
         Resource(
             kind="instances", name=name, parent=zone, body=_instance(settings),
@@ -125,7 +143,7 @@ def resources(settings: ServerVmSettings) -> list[Resource]:
 
 
 def _instance(settings: ServerVmSettings) -> dict[str, Any]:
-    name, zone = settings.name, f"projects/{settings.project}/zones/{settings.zone}"
+    name, zone = settings.name, settings.zone_path
     interface: dict[str, Any] = {"network": settings.network}
     if subnetwork := settings.subnetwork(settings.zone or ""):
         interface["subnetwork"] = subnetwork
@@ -193,7 +211,7 @@ class ServerVm:
     def _deployed_zone(self) -> str:
         """Where its state disk is: that of a deleted server is used again."""
         disk = f"{self._settings.name}-state"
-        path = self._path("aggregated/disks")
+        path = _path(f"projects/{self._settings.project}/aggregated/disks")
         for answer in self._rest.pages("compute", path, filter=f'name="{disk}"'):
             self._check(answer, "list disks")
             for scope, listed in answer.body.get("items", {}).items():
@@ -253,7 +271,8 @@ class ServerVm:
         """Name and price of this type, or of the cheapest that runs a server. Not every zone has
         every family: us-central2-b, which has v4, has no E2."""
         zone, listed = self._settings.zone, []
-        for answer in self._rest.pages("compute", self._path(f"zones/{zone}/machineTypes")):
+        path = _path(f"{self._settings.zone_path}/machineTypes")
+        for answer in self._rest.pages("compute", path):
             self._check(answer, f"read {zone}")
             listed += answer.body.get("items", ())
         usable = [
@@ -307,8 +326,8 @@ class ServerVm:
         if resource.kind == "instances":
             resource.body["metadata"]["items"] += _items({DEPLOYMENT: secrets.token_hex(8)})
         parent = resource.path.rpartition("/")[0]
-        answer = self._rest.post("compute", self._path(parent), resource.body)
-        self._check(answer, f"create {resource.noun} {resource.name}")
+        answer = self._rest.post("compute", _path(parent), resource.body)
+        self._check(answer, f"create {resource.noun} {resource.name}", resource)
         created.append(resource)
         self._finish(resource, answer, "create")
         self._report(f"{resource.description}: {resource.name} created")
@@ -323,7 +342,7 @@ class ServerVm:
             )
             if changed:
                 body = {key: resource.body[key] for key in fields}
-                answer = self._rest.patch("compute", self._path(resource.path), body)
+                answer = self._rest.patch("compute", _path(resource.path), body)
                 self._finish(resource, answer, "update")
         elif resource.kind == "instances":
             changed = self._update_instance(resource, present)
@@ -349,12 +368,12 @@ class ServerVm:
         if other_machine:
             calls.append(("setMachineType", {"machineType": machine}))
         for verb, body in [*calls, ("start", {})]:
-            answer = self._rest.post("compute", self._path(f"{resource.path}/{verb}"), body)
+            answer = self._rest.post("compute", _path(f"{resource.path}/{verb}"), body)
             self._finish(resource, answer, verb)
         return True
 
     def _delete(self, resource: Resource) -> None:
-        answer = self._rest.delete("compute", self._path(resource.path))
+        answer = self._rest.delete("compute", _path(resource.path))
         if not answer.missing:
             self._finish(resource, answer, "delete")
             self._report(f"{resource.description}: {resource.name} deleted")
@@ -395,7 +414,7 @@ class ServerVm:
         return report if report is not None and report.slice_id == deployment else None
 
     def _guest_attribute(self, key: str) -> str:
-        path = self._path(f"zones/{self._settings.zone}/instances/{self._settings.name}")
+        path = _path(f"{self._settings.zone_path}/instances/{self._settings.name}")
         query = f"{bootstrap.GUEST_NAMESPACE}/{key}"
         answer = self._rest.get("compute", f"{path}/getGuestAttributes", queryPath=query)
         if answer.missing:  # none is written yet
@@ -406,42 +425,44 @@ class ServerVm:
 
     def _body(self, resource: Resource) -> dict[str, Any]:
         """Empty if it does not exist."""
-        answer = self._rest.get("compute", self._path(resource.path))
+        answer = self._rest.get("compute", _path(resource.path))
         if answer.missing:
             return {}
-        self._check(answer, f"read {resource.noun} {resource.name}")
+        self._check(answer, f"read {resource.noun} {resource.name}", resource)
         return answer.body
 
     def _finish(self, resource: Resource, answer: Answer, verb: str) -> None:
         """Wait for the operation."""
         action = f"{verb} {resource.noun} {resource.name}"
-        self._check(answer, action)
-        path = self._path(f"{resource.parent}/operations/{answer.body.get('name', '')}")
+        self._check(answer, action, resource)
+        path = _path(f"{resource.parent}/operations/{answer.body.get('name', '')}")
         for _ in range(int(OPERATION_SECONDS / POLL_SECONDS)):
             if answer.body.get("status") == "DONE":
                 break
             self._sleep(POLL_SECONDS)
             answer = self._rest.get("compute", path)
-            self._check(answer, action)
+            self._check(answer, action, resource)
         errors = answer.body.get("error", {}).get("errors", [])
         if errors:
             message = "; ".join(str(error.get("message", error)) for error in errors)
             raise ProviderError(_cannot(action, message))
 
-    def _check(self, answer: Answer, action: str) -> None:
+    def _check(self, answer: Answer, action: str, resource: Resource | None = None) -> None:
         if answer.status < 300:
             return
         message = _cannot(action, answer.message or answer.status)
         if answer.status in (401, 403):
+            parent = resource.parent if resource else self._settings.zone_path
             raise PermissionMissing(
                 f"{message}\n  next: gcloud services enable compute.googleapis.com "
-                f"--project {self._settings.project}; creating a server needs "
+                f"--project {parent.split('/')[1]}; creating a server needs "
                 "roles/compute.admin and roles/iam.serviceAccountUser"
             )
         raise BadRequest(message) if answer.status < 500 else ProviderUnavailable(message)
 
-    def _path(self, path: str) -> str:
-        return f"compute/v1/projects/{self._settings.project}/{path}"
+
+def _path(path: str) -> str:
+    return f"compute/v1/{path}"
 
 
 def _cannot(action: str, reason: object) -> str:
