@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from google.cloud import tpu_v2
+
 from tests.views.cli_runner import Tpu
+from tpufleet.providers.tpu_vm import api
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
 from tpufleet_testbed.cloud_tpu.locations import IMMEDIATE
 from tpufleet_testbed.cloud_tpu.nodes import State
@@ -31,6 +34,20 @@ class Cloud:
             "endpoint": self.emulator.endpoint, **settings,
         }  # fmt: skip
         self.tpu.environ["TPUFLEET_TPU_VM"] = json.dumps(section)
+
+    def create(
+        self, name: str, labels: dict[str, str], server: str = "", zone: str = "us-central1-a"
+    ) -> None:
+        """A v5e-4 by hand or, as its labels and metadata say, of a server at this address."""
+        node = tpu_v2.Node(
+            accelerator_type="v5litepod-4", runtime_version="v2-alpha-tpuv5-lite", labels=labels,
+            metadata={"tpufleet-server": f"https://{server}:8470"} if server else {},
+            scheduling_config=tpu_v2.SchedulingConfig(spot=True),
+        )  # fmt: skip
+        path = f"projects/my-project/locations/{zone}"
+        api.connect(self.emulator.endpoint).create_node(
+            {"parent": path, "node_id": name, "node": node}
+        )
 
     def states(self) -> dict[str, str]:
         with self.emulator.cloud.lock:

@@ -104,8 +104,12 @@ def test_a_server_is_deployed_used_repeated_and_deleted(cloud, machine, tmp_path
     assert "provider   tpu-vm" in laptop("status").stdout
 
     # Repeated without a change: nothing restarts, and --port need not be written again.
+    # What an earlier server left is told.
+    cloud.create("left", {"tpufleet-fleet": "0ld"}, "10.128.9.9")
     again = cloud.tpu("deploy", "server", "--yes", *options[3:])
     assert again.exit_code == 0 and "updated" not in again.stderr, again.stderr
+    assert "an earlier server left 1 slice (about $1.92 per hour)" in again.stderr
+    cloud.tpu.ok("vm", "delete", "left", "--zone", "us-central1-a", "--yes")
     assert machine.calls.read_text().count("systemctl restart") == 1
 
     # Updated: a reboot with the new configuration keeps addresses, certificates, state and token.

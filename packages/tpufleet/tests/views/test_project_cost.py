@@ -38,18 +38,6 @@ def server(cloud):
     return internal
 
 
-def tpu(cloud, name, labels, server="", zone=ZONE, kind="v5litepod-4"):
-    path = f"projects/my-project/locations/{zone}"
-    node = tpu_v2.Node(
-        accelerator_type=kind, runtime_version="v2-alpha-tpuv5-lite", labels=labels,
-        metadata={"tpufleet-server": f"https://{server}:8470"} if server else {},
-        scheduling_config=tpu_v2.SchedulingConfig(spot=True),
-    )  # fmt: skip
-    api.connect(cloud.emulator.endpoint).create_node(
-        {"parent": path, "node_id": name, "node": node}
-    )
-
-
 def compute(cloud, kind, name, **body):
     cloud.emulator.project.compute.state.resources[f"zones/{ZONE}", kind, name] = {
         "name": name,
@@ -67,8 +55,8 @@ def test_slices_of_compute_engine_belong_to_the_server_that_their_hosts_connect_
 
     adopted = {"tpufleet-adopted": "mels-1a2b", "tpufleet-node": "mels"}
     for name, address, group, more in (
-        ("ours", server, "", {}), ("left", "10.9.9.9", "", {}), ("left-1", "10.9.9.9", "gone", {}),
-        ("mels-x7k2", server, "mels", adopted),
+        ("ours", server, "", {}), ("left", "10.128.9.9", "", {}),
+        ("left-1", "10.128.9.9", "gone", {}), ("mels-x7k2", server, "mels", adopted),
     ):  # fmt: skip
         compute(
             cloud, "instances", name, status="RUNNING", labels={**labels, **more},
@@ -90,14 +78,48 @@ def test_slices_of_compute_engine_belong_to_the_server_that_their_hosts_connect_
     }
 
 
+def test_slices_of_a_server_that_may_run_are_not_called_orphaned(cloud, server):
+    compute(
+        cloud, "instances", "systemd", status="RUNNING",
+        machineType=f"zones/{ZONE}/machineTypes/e2-small",
+        networkInterfaces=[{"networkIP": "10.128.7.7"}],
+    )  # fmt: skip
+    compute(cloud, "forwardingRules", "gke", IPAddress="10.128.8.8")
+    for name, address in (("vm", "10.128.7.7"), ("gke", "10.128.8.8"), ("vpn", "192.168.1.5"),
+                          ("gone", "10.128.9.9")):  # fmt: skip
+        cloud.create(name, {"tpufleet-fleet": "f00"}, address)
+    rows = {row["name"]: row for row in cloud.tpu.json("cost", "project")["resources"]}
+    belongs = {name: (rows[name]["belongs"], bool(rows[name]["next"])) for name in rows
+               if rows[name]["kind"] == "TPU VM"}  # fmt: skip
+    others = ("others", False)
+    assert belongs == {"vm": others, "gke": others, "vpn": others, "gone": ("orphaned", True)}
+
+
+def test_groups_of_one_name_in_two_zones_are_two(cloud):
+    resources = cloud.emulator.project.compute.state.resources
+    for zone in (ZONE, "us-central1-b"):
+        resources[f"zones/{zone}", "instanceGroupManagers", "workers"] = {
+            "name": "workers", "targetSize": 1,
+        }  # fmt: skip
+    created = f"projects/1/zones/{ZONE}/instanceGroupManagers/workers"
+    compute(
+        cloud, "instances", "workers-1", status="RUNNING",
+        machineType=f"zones/{ZONE}/machineTypes/e2-small",
+        metadata={"items": [{"key": "created-by", "value": created}]},
+    )  # fmt: skip
+    rows = cloud.tpu.json("cost", "project")["resources"]
+    groups = {row["location"]: row["type"] for row in rows if row["kind"] == "group"}
+    assert groups == {ZONE: "1 VMs", "us-central1-b": "0 VMs"}
+
+
 def test_every_resource_is_listed_with_owner_price_and_what_ends_it(cloud, server):
     fleet = {"tpufleet-fleet": "f00", "tpufleet-job": "j-1"}
-    tpu(cloud, "ours", fleet, server)
-    tpu(cloud, "mine", {**fleet, "tpufleet-adopted": "mine-1a2b"}, server)
-    tpu(cloud, "left", {"tpufleet-fleet": "0ld"}, "10.9.9.9", zone="us-west4-a")
-    tpu(cloud, "lab", {"tpufleet-fleet": "1ab"}, "fleet.example.org")
-    tpu(cloud, "hand", BY_HAND, zone="us-south1-a")
-    tpu(cloud, "colleague", {})
+    cloud.create("ours", fleet, server)
+    cloud.create("mine", {**fleet, "tpufleet-adopted": "mine-1a2b"}, server)
+    cloud.create("left", {"tpufleet-fleet": "0ld"}, "10.128.9.9", zone="us-west4-a")
+    cloud.create("lab", {"tpufleet-fleet": "1ab"}, "fleet.example.org")
+    cloud.create("hand", BY_HAND, zone="us-south1-a")
+    cloud.create("colleague", {})
     gke = {"goog-k8s-cluster-name": "c", "goog-k8s-node-pool-name": "tpus"}
     for index in range(2):
         compute(
@@ -154,7 +176,7 @@ def test_a_queued_resource_without_a_node_is_listed(cloud):
     path = f"projects/my-project/locations/{ZONE}"
     node = tpu_v2.Node(
         accelerator_type="v5litepod-4", runtime_version="v2-alpha-tpuv5-lite",
-        labels={"tpufleet-fleet": "0ld"}, metadata={"tpufleet-server": "https://10.9.9.9:8470"},
+        labels={"tpufleet-fleet": "0ld"}, metadata={"tpufleet-server": "https://10.128.9.9:8470"},
     )  # fmt: skip
     queued = tpu_v2.QueuedResource(
         tpu=tpu_v2.QueuedResource.Tpu(node_spec=[kind(parent=path, node_id="n", node=node)])
@@ -168,7 +190,7 @@ def test_a_queued_resource_without_a_node_is_listed(cloud):
 
 
 def test_a_part_that_cannot_be_read_is_told_and_the_others_are_listed(cloud):
-    tpu(cloud, "hand", BY_HAND)
+    cloud.create("hand", BY_HAND)
     cloud.emulator.project.compute.state.denied = True
     answer = cloud.tpu("cost", "project")
     assert "hand" in answer.stdout and "warning: not listed: instances: Required" in answer.stderr
@@ -176,7 +198,7 @@ def test_a_part_that_cannot_be_read_is_told_and_the_others_are_listed(cloud):
 
 def test_a_server_with_live_slices_is_not_deleted(cloud, server):
     fleet = {"tpufleet-fleet": "f00", "tpufleet-job": "j-1"}
-    tpu(cloud, "tpf-1", fleet, server, zone="us-south1-a")
+    cloud.create("tpf-1", fleet, server, zone="us-south1-a")
     answer = cloud.tpu("deploy", "server", "--delete", "--state", "--yes")
     assert answer.exit_code == 1 and "manages 1 slice (about $1.92 per hour)" in answer.stderr
     assert "v5e-4 spot tpf-1 in us-south1-a\n  next: tpu cancel j-1" in answer.stderr
@@ -184,6 +206,19 @@ def test_a_server_with_live_slices_is_not_deleted(cloud, server):
     cloud.tpu.ok("vm", "delete", "tpf-1", "--zone", "us-south1-a", "--yes")
     cloud.tpu.ok("deploy", "server", "--delete", "--state", "--yes")
     assert not cloud.emulator.project.compute.state.resources
+
+
+def test_the_state_of_a_server_whose_vm_is_gone_stays_while_its_slices_live(cloud, server):
+    cloud.create("tpf-1", {"tpufleet-fleet": "f00"}, server, zone="us-south1-a")
+    del cloud.emulator.project.compute.state.resources[
+        f"zones/{ZONE}", "instances", "tpufleet-server"
+    ]
+    answer = cloud.tpu("deploy", "server", "--delete", "--state", "--yes")
+    assert answer.exit_code == 1 and "may manage 1 slice (about $1.92 per hour)" in answer.stderr
+    assert "next: tpu vm delete tpf-1 --zone us-south1-a" in answer.stderr
+    assert "disk tpufleet-server-state stays" in cloud.tpu.ok(
+        "deploy", "server", "--delete", "--yes"
+    )
 
 
 def test_a_list_shows_nodes_in_zones_that_are_not_configured(cloud):

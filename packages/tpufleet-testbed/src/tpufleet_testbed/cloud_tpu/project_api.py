@@ -89,7 +89,8 @@ class ProjectApi:
             return _disabled(service)
         elsewhere = state.host_project and f"projects/{state.host_project}/" not in path
         if elsewhere and _NETWORKING.search(path) and method == "GET":
-            return (200, {}) if path.endswith(("firewalls", "routers")) else _not_found(path)
+            listed = path.endswith(("firewalls", "routers", "subnetworks"))
+            return (200, {}) if listed else _not_found(path)
         if api == "compute":
             if service in self.state.disabled_apis:
                 return 403, call_error("disabled").body()

@@ -95,7 +95,8 @@ class ComputeRest:
             **self._plain,
             **{f"{kind}.list": lambda call: self._page(call, []) for kind in SCOPES},
             **{
-                f"{kind}.aggregatedList": lambda call: self._aggregated(call, []) for kind in SCOPES
+                f"{kind}.aggregatedList": lambda call: self._aggregated(call, [])
+                for kind in (*SCOPES, "forwardingRules", "subnetworks")
             },
             **{f"{groups[0]}.{verb}": handler for verb, handler in groups[1].items()},
             **{f"instances.{verb}": handler for verb, handler in self._instances().items()},

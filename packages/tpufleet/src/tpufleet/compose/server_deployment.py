@@ -51,10 +51,14 @@ def shares_account(config: Config, service_account: str) -> bool:
     return any((each.get("service_account") or "default") == service_account for each in sections)
 
 
-def live_slices(config: Config, vm: ServerVm, report: Callable[[str], None]) -> list[PaidResource]:
-    """What would be paid for, and deleted by nobody, without this server."""
-    hosts = vm.hosts()
-    return project_resources(config, report).of_server(hosts) if hosts else []
+def live_slices(
+    config: Config, vm: ServerVm, report: Callable[[str], None], *, with_state: bool
+) -> list[PaidResource]:
+    """What would be paid for, and deleted by nobody, without this server, or without the state from
+    which one can be made again."""
+    if hosts := vm.hosts():
+        return project_resources(config, report).of_server(hosts)
+    return orphans(config, report) if with_state else []
 
 
 def orphans(config: Config, report: Callable[[str], None]) -> list[PaidResource]:

@@ -11,7 +11,7 @@ class Belongs(StrEnum):
     OURS = "ours"  # of the server that this machine uses
     ADOPTED = "adopted"  # by that server
     BY_HAND = "by hand"  # made with `tpu vm`
-    ORPHANED = "orphaned"  # of a server that the project no longer has
+    ORPHANED = "orphaned"  # of a server whose address in the project nothing has any more
     OTHERS = "others"
 
 

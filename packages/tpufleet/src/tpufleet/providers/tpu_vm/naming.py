@@ -87,6 +87,14 @@ def labels(order: Order) -> dict[str, str]:
     return {key: label_value(value) for key, value in values.items() if value}
 
 
+def end_of_slice(labels: Mapping[str, str], name: str) -> str:
+    """The command with which its server ends the slice; empty: it is none of a job or pool."""
+    if ADOPTED in labels:
+        return f"tpu adopt undo {labels.get(NODE, name)}"
+    job, pool = labels.get(JOB), labels.get(POOL)
+    return f"tpu cancel {job}" if job else f"tpu pool delete {pool}" if pool else ""
+
+
 def label_value(text: str) -> str:
     return _NOT_IN_LABELS.sub("-", text.lower())[:63]
 

@@ -53,14 +53,14 @@ class ProjectResources:
         self._project = project
         self._table = table
         self._own = set(own)
-        self._servers: set[str] = set()  # internal addresses of VMs that run a server
+        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        self._used: set[str] = set()  # internal addresses in these networks
         self._report = report  # what cannot be read
 
     def all(self) -> list[PaidResource]:
         """A part that cannot be read is reported and left out."""
         self._rest.connect()
-        vms = self._readable(lambda: list(self._aggregated("instances")))
-        self._find_servers(vm for _, vm in vms)
+        vms = self._readable(self._instances)
         return [
             *self._readable(self.tpus),
             *self._readable(lambda: list(self._vms(vms))),
@@ -88,8 +88,7 @@ class ProjectResources:
 
     def orphans(self) -> list[PaidResource]:
         """What slices of servers that are gone consist of."""
-        vms = list(self._aggregated("instances"))
-        self._find_servers(vm for _, vm in vms)
+        vms = self._instances()
         return [each for each in self._of_slices(vms) if each.belongs is Belongs.ORPHANED]
 
     def _of_slices(self, vms: list[tuple[str, dict[str, Any]]]) -> list[PaidResource]:
@@ -153,9 +152,16 @@ class ProjectResources:
         host = urlsplit(metadata.get(naming.SERVER, "")).hostname or ""
         if host in self._own:
             return Belongs.ADOPTED if adoption.adopted_as(labels) else Belongs.OURS
-        # Somebody's server elsewhere cannot be asked; one in this network would be listed.
-        elsewhere = host in self._servers or not _is_private(host)
-        return Belongs.OTHERS if elsewhere else Belongs.ORPHANED
+        return Belongs.ORPHANED if self._is_free(host) else Belongs.OTHERS
+
+    def _is_free(self, host: str) -> bool:
+        """An address of this project that nothing has. Somebody's server elsewhere, also at the end
+        of a VPN or in a shared VPC, cannot be seen."""
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return host not in self._used and any(address in each for each in self._networks)
 
     # Compute Engine
     def _aggregated(self, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -167,32 +173,43 @@ class ProjectResources:
                 for each in listed.get(kind, ()):
                     yield scope.rpartition("/")[2], each
 
-    def _find_servers(self, vms: Iterable[dict[str, Any]]) -> None:
-        for vm in vms:
-            if SERVER_LABEL not in vm.get("labels", {}).items():
-                continue
+    def _instances(self) -> list[tuple[str, dict[str, Any]]]:
+        vms = list(self._aggregated("instances"))
+        self._readable(lambda: self._find_servers(vms))
+        return vms
+
+    def _find_servers(self, vms: Iterable[tuple[str, dict[str, Any]]]) -> list[PaidResource]:
+        """Where servers may be: VMs, and load balancers of GKE, say. They are no resource here."""
+        for _, vm in vms:
             internal, external = addresses_of(vm)
-            self._servers.add(internal)
-            if {internal, external} & self._own:
+            self._used.add(internal)
+            if SERVER_LABEL in vm.get("labels", {}).items() and {internal, external} & self._own:
                 self._own.add(internal)
+        self._used |= {rule.get("IPAddress", "") for _, rule in self._aggregated("forwardingRules")}
+        self._networks = [
+            ipaddress.ip_network(each["ipCidrRange"])
+            for _, each in self._aggregated("subnetworks")
+            if "ipCidrRange" in each
+        ]
+        return []
 
     def _vms(self, vms: list[tuple[str, dict[str, Any]]]) -> Iterator[PaidResource]:
         """VMs of GKE are part of their node pools."""
         groups = {
-            body["name"]: zone
+            (zone, body["name"])
             for zone, body in self._aggregated("instanceGroupManagers")
             if naming.FLEET not in _config_of(body).get("labels", {})
         }
-        grouped: Counter[str] = Counter()
+        grouped: Counter[tuple[str, str]] = Counter()
         for zone, vm in vms:
             if GKE_POOL in vm.get("labels", {}):
-                groups.pop(_group_of(vm), None)
+                groups.discard(_group_of(vm))
                 continue
             grouped[_group_of(vm)] += 1
             yield self._vm(zone, vm)
-        for name, zone in groups.items():
+        for zone, name in sorted(groups):
             yield PaidResource(
-                kind="group", name=name, location=zone, type=f"{grouped[name]} VMs", state="",
+                kind="group", name=name, location=zone, type=f"{grouped[zone, name]} VMs", state="",
                 belongs=Belongs.OTHERS, usd_per_hour=0.0,
             )  # fmt: skip
         yield from self._waiting(vms)
@@ -209,7 +226,7 @@ class ProjectResources:
             items = vm.get("metadata", {}).get("items", ())
             metadata = {item["key"]: item.get("value", "") for item in items}
             belongs = self._fleet_of(metadata, labels)
-            group = _group_of(vm)
+            _, group = _group_of(vm)
             end = _delete(GROUPS, group, zone) if group else _delete("instances", name, zone)
         return PaidResource(
             kind="VM", name=name, location=zone, type=naming.short_name(vm["machineType"]),
@@ -224,7 +241,7 @@ class ProjectResources:
         for zone, group in self._aggregated("instanceGroupManagers"):
             config, name = _config_of(group), group["name"]
             labels = config.get("labels", {})
-            if naming.FLEET in labels and name not in with_vms:
+            if naming.FLEET in labels and (zone, name) not in with_vms:
                 belongs = self._fleet_of(config.get("metadata", {}), labels)
                 yield PaidResource(
                     kind="group", name=name, location=zone, type=f"{group['targetSize']} VMs",
@@ -322,19 +339,18 @@ def _check(kind: str, answer: Answer) -> None:
         raise ProviderUnavailable(f"{kind}: {answer.message or answer.status}")
 
 
-def _group_of(vm: Mapping[str, Any]) -> str:
-    """https://cloud.google.com/compute/docs/instance-groups/getting-info-about-migs"""
+def _group_of(vm: Mapping[str, Any]) -> tuple[str, str]:
+    """Zone or region, and name: projects/P/zones/Z/instanceGroupManagers/NAME.
+    https://cloud.google.com/compute/docs/instance-groups/getting-info-about-migs"""
     items = vm.get("metadata", {}).get("items", ())
     created_by = [str(item.get("value")) for item in items if item.get("key") == "created-by"]
-    return naming.short_name(created_by[0]) if created_by else ""
+    words = created_by[0].split("/") if created_by else []
+    return (words[-3], words[-1]) if len(words) > 3 else ("", "")
 
 
 def _next(belongs: Belongs, labels: Mapping[str, str], name: str, end: str) -> str:
-    if belongs is Belongs.ADOPTED:
-        return f"tpu adopt undo {labels.get(naming.NODE, name)}"
-    if belongs is Belongs.OURS:
-        job, pool = labels.get(naming.JOB), labels.get(naming.POOL)
-        return f"tpu cancel {job}" if job else f"tpu pool delete {pool}" if pool else end
+    if belongs in (Belongs.ADOPTED, Belongs.OURS):
+        return naming.end_of_slice(labels, name) or end
     return "" if belongs is Belongs.OTHERS else end
 
 
@@ -348,10 +364,3 @@ def _delete(kind: str, name: str, zone: str) -> str:
 
 def _delete_queued(name: str, zone: str) -> str:
     return f"{_delete('tpus queued-resources', name, zone)} --force"
-
-
-def _is_private(host: str) -> bool:
-    try:
-        return not host or ipaddress.ip_address(host).is_private
-    except ValueError:
-        return False

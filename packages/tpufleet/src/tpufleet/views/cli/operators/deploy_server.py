@@ -13,6 +13,7 @@ import click
 
 from tpufleet.errors import BadInput, FleetError, invalid, must_be, together
 from tpufleet.model.fleet import fleets
+from tpufleet.model.fleet.paid_resources import Belongs
 from tpufleet.model.tpu import server_vm_prices
 from tpufleet.views import text
 from tpufleet.views.cli import config_file, connection, output
@@ -95,10 +96,11 @@ def server(
     )
     grants = vm.connect()
     if delete and not dry_run:
-        live = deployment.live_slices(config, vm, output.print_status)
+        live = deployment.live_slices(config, vm, output.print_status, with_state=state)
         if live:
+            verb = "may manage" if live[0].belongs is Belongs.ORPHANED else "manages"
             raise FleetError(
-                f"{name} manages {_paid(live)}, which nothing would delete without it\n"
+                f"{name} {verb} {_paid(live)}, which nothing would delete without it\n"
                 + "\n".join(f"  {each.type} {each.name} in {each.location}" for each in live)
                 + "".join(f"\n  next: {command}" for command in sorted({e.next for e in live}))
             )
