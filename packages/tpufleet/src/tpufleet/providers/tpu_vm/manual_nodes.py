@@ -61,6 +61,11 @@ class ManualNodes:
             return NodeInfo(name=name, zone=zone, state="NOT_FOUND")
         return _node_info(node, zone)
 
+    def warn_of_server(self, node: NodeInfo) -> None:
+        """Before it is deleted: a server would miss it."""
+        if command := naming.end_of_slice(node.labels or {}, node.name):
+            self._report(f"warning: {node.name} is a slice of a server\n  next: {command}")
+
     def create(
         self, zone: str, name: str, request: NodeRequest, tries: int, delay: float
     ) -> CreatedNode:

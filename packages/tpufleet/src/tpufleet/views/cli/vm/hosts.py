@@ -62,6 +62,7 @@ def repair(name: str, yes: bool) -> int:
     if info.state in fleets.GONE_STATES:
         if not info.accelerator:
             raise not_found(f"TPU VM in {node.zone}", name, "vm fleet list")
+        nodes.warn_of_server(info)
         output.confirm(f"{name} is {fleets.display_state(info.state)}. Create it again?", yes)
         with interruptible(undo_hint(name, node.zone)):
             nodes.create(node.zone, name, info.same_again(), TRIES, DELAY)

@@ -41,7 +41,8 @@ def apply(context: click.Context, name: str, replace: bool, yes: bool, **values:
     nodes, where = open_nodes(), zone_of(name)
     before = nodes.get(where, name) if replace else None
     request = node_request_from(context, name, values, before)
-    if replace:
+    if before is not None:
+        nodes.warn_of_server(before)
         output.confirm_deletion(f"{name} and create it again", yes)
     with interruptible(undo_hint(name, where)):
         if replace:
@@ -59,6 +60,7 @@ def apply(context: click.Context, name: str, replace: bool, yes: bool, **values:
 def delete(name: str, yes: bool) -> None:
     """Delete a TPU VM, and wait until it is gone."""
     nodes, where = open_nodes(), zone_of(name)
+    nodes.warn_of_server(nodes.get(where, name))
     output.confirm_deletion(f"{name} in {where}", yes)
     with interruptible(f"check whether it was deleted with `tpu vm status {name}`"):
         existed = nodes.delete(where, name)
@@ -76,6 +78,7 @@ def restart(name: str, yes: bool) -> None:
     nodes, where = open_nodes(), zone_of(name)
     hint = f"the TPU VM may be stopped; start it with `tpu vm restart {name}`"
     if nodes.is_recreated_to_restart(where, name):
+        nodes.warn_of_server(nodes.get(where, name))
         output.print_status(f"{name} has several hosts, which cannot be stopped")
         output.confirm_deletion("it, with the data on its boot disks, and create it again", yes)
         hint = undo_hint(name, where)
