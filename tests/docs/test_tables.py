@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 
+import click
 import pytest
 from msgspec import structs
 
@@ -19,6 +21,7 @@ from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import JobId, JobState, Retries
 from tpufleet.model.people.users import Role
 from tpufleet.providers.base import Fault
+from tpufleet_activations.cli.deploy import deploy
 
 
 def column(page: Path, heading: str, index: int = 0) -> list[str]:
@@ -85,6 +88,14 @@ def test_every_retry_limit_is_documented_with_its_default():
     page, defaults = markdown.DOCS / "job-file.md", Retries()
     documented = dict(zip(column(page, "Retries"), column(page, "Retries", 2), strict=True))
     assert documented == {name: str(value) for name, value in structs.asdict(defaults).items()}
+
+
+def test_every_option_of_a_fleet_of_workers_is_documented():
+    cells = " ".join(column(markdown.DOCS / "extraction.md", "A fleet"))
+    options = {
+        name for each in deploy.params if isinstance(each, click.Option) for name in each.opts
+    }
+    assert set(re.findall(r"--[a-z-]+", cells)) == options
 
 
 @pytest.mark.parametrize(
