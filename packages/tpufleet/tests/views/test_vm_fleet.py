@@ -160,6 +160,14 @@ def test_type_and_capacity_come_from_the_name_of_a_node(cloud, verb):
         assert (row["accelerator"], row["capacity"]) == bought
 
 
+def test_the_only_zone_of_the_configuration_need_not_be_written(cloud):
+    cloud.configure(zones=["us-central1-a"])
+    [row] = cloud.tpu.json("vm", "apply", "kmh-tpuvm-v5e-8-spot-9")["nodes"]
+    assert (row["zone"], row["accelerator"]) == ("us-central1-a", "v5litepod-8")
+    cloud.tpu.ok("vm", "delete", "kmh-tpuvm-v5e-8-spot-9", "--yes")
+    assert cloud.states() == {}
+
+
 @pytest.mark.parametrize("verb", ["apply", "reapply"])
 @pytest.mark.parametrize(
     ("name", "missing"), [("mine", "--type"), ("kmh-tpuvm-v4-8-9", "--spot or --norm")]

@@ -33,8 +33,8 @@ vm = SharedLazyGroup(
         click.Option(["--project"], help="Google Cloud project (default: tpu_vm.project)."),
         click.Option(
             ["--zone", "--zones"],
-            help="Zone, unless the name contains it. Of a fleet: zones, separated by "
-            "commas (default: tpu_vm.zones).",
+            help="Zone, unless the name contains it (default: the only one of tpu_vm.zones). Of a "
+            "fleet: zones, separated by commas (default: tpu_vm.zones).",
         ),
     ],
     help="Manage TPU VMs with your Google credentials, without a server.",

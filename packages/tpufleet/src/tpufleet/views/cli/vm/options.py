@@ -60,13 +60,16 @@ def open_nodes() -> ManualNodes:
 
 
 def zone_of(name: str) -> str:
-    """The zone of a node. Rejects invalid names and zones before any call."""
+    """The zone of a node: by option, by name, or the only one of the configuration. Rejects
+    invalid names and zones before any call."""
     member = fleets.parse_member(fleets.check_name(name))
     if (zone := shared_option("zone")) is not None:
         return fleets.check_zone(zone)
-    if member is None:
-        raise BadInput(f"--zone is required: the name {name!r} does not contain a zone")
-    return member.zone
+    if member is not None:
+        return member.zone
+    if len(zones := open_nodes().zones) == 1:
+        return zones[0]
+    raise BadInput(f"--zone is required: the name {name!r} does not contain a zone")
 
 
 def node_address(nodes: ManualNodes, name: str) -> NodeAddress:
