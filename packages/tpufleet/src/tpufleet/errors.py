@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 MOST_NAMES = 40  # in one message
@@ -105,7 +106,12 @@ class ProviderError(FleetError):
 
 
 class NoCapacity(ProviderError, Temporary):
-    """The zone is out of capacity for this type. Wait, or allow another zone."""
+    """The zone is out of capacity for this type. Wait, or allow another zone. `until`: when that is
+    known to change."""
+
+    def __init__(self, message: str = "", *, until: datetime | None = None) -> None:
+        super().__init__(message)
+        self.until = until
 
 
 class QuotaExceeded(ProviderError, Temporary):

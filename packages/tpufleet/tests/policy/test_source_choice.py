@@ -57,6 +57,14 @@ def test_the_first_source_without_a_current_refusal_is_chosen():
     )
 
 
+def test_a_refusal_ends_when_the_provider_says_however_many_there_were_before():
+    begin, refusal = NOON + timedelta(hours=1), None
+    for minute in range(0, 60, 10):
+        until = NOON + timedelta(minutes=minute + 10)
+        refusal = no(previous=refusal, now=until - timedelta(minutes=10), until=until)
+    assert refusal is not None and (refusal.until, refusal.streak) == (begin, 6)
+
+
 def test_when_all_sources_refused_the_message_lists_each_and_the_earliest_time_counts():
     first, second = no(HERE), no(THERE, previous=no(THERE))
     choice = source_choice.choose_source(

@@ -121,6 +121,7 @@ _DELETION = seconds(20, 90)
 _STOCKOUT = seconds(5, 15)
 _REPAIR = seconds(60, 180)
 _MAINTENANCE = seconds(600, 3600)
+_RESERVATION = seconds(10, 120)  # assumed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,12 +141,13 @@ class ComputeLatencies(LatencyTable):
     repair: Latency = _REPAIR  # from a host error to STAGING
     notice_period: Latency = timedelta(seconds=30)
     maintenance: Latency = _MAINTENANCE
+    reservation: Latency = _RESERVATION  # from the start of one of calendar mode until it exists
 
 
 IMMEDIATE = ComputeLatencies(
     **{name: timedelta(0) for name in (
         "operation", "provision", "boot", "link", "unlink", "stop", "deletion", "stockout",
-        "repair", "maintenance",
+        "repair", "maintenance", "reservation",
     )},
     check=timedelta(seconds=1),
 )  # fmt: skip

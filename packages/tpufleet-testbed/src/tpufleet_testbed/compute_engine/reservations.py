@@ -35,6 +35,7 @@ class Engine(Protocol):
 
     def number(self) -> int: ...
     def schedule(self, at: datetime, action: Action) -> None: ...
+    def after(self, at: datetime, kind: str, key: str, action: Action) -> None: ...
     def stop(self, vm: Vm, at: datetime, reason: str) -> None: ...
 
 
@@ -81,22 +82,25 @@ class Reservations:
                     body={
                         "name": each.name, "reservationMode": "CALENDAR",
                         "reservationName": each.name,
-                        "timeWindow": {"startTime": timestamp(reservation.starts_at)},
+                        "timeWindow": {
+                            "startTime": timestamp(reservation.starts_at),
+                            "endTime": timestamp(reservation.ends_at),
+                        },
                     },
                     reservation=reservation, created_at=start,
                 )  # fmt: skip
             self._add(reservation)
 
     def _add(self, reservation: Reservation) -> None:
-        """One of calendar mode is made at its start."""
+        """One of calendar mode is made when it starts, at the earliest."""
 
         def begin(at: datetime) -> None:
             self.known[reservation.zone, reservation.name] = reservation
 
-        if not reservation.calendar:
+        if not reservation.calendar or reservation.starts_at <= self._engine.clock.now():
             begin(reservation.starts_at)
         else:
-            self._engine.schedule(reservation.starts_at, begin)
+            self._engine.after(reservation.starts_at, "reservation", reservation.name, begin)
         if reservation.ends_at is not None:
             self._engine.schedule(reservation.ends_at, lambda at: self._end(reservation, at))
 
@@ -243,15 +247,16 @@ class Reservations:
         now = self._engine.clock.now()
         reservation, scope = future.reservation, f"zones/{future.zone}"
         assert reservation.ends_at is not None
-        started = now >= reservation.starts_at
+        made = (reservation.zone, reservation.name) in self.known or now >= reservation.ends_at
+        begun = "PROVISIONING" if now >= reservation.starts_at else "COMMITTED"
         status: dict[str, Any] = {
-            "procurementStatus": "FULFILLED" if started else "COMMITTED",
-            "fulfilledCount": str(reservation.vms if started else 0),
+            "procurementStatus": "FULFILLED" if made else begun,
+            "fulfilledCount": str(reservation.vms if made else 0),
             "lockTime": timestamp(future.created_at),
             "autoCreatedReservations": [
                 link(future.project, f"{scope}/reservations/{reservation.name}")
             ]
-            if started
+            if made
             else [],
         }
         return {

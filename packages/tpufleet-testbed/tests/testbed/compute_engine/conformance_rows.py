@@ -166,6 +166,7 @@ def then(*calls: Callable[[EmulatedCompute], Any]) -> Callable[[EmulatedCompute]
     return run
 
 
+LATE = 121.0  # seconds from its start until a reservation of calendar mode exists
 BULK_PREPARED = lambda w: w.prepare()
 UUID = "5b9f6e2a-2f0c-4d6e-9a52-3f0c2d6e9a52"
 
@@ -774,8 +775,12 @@ RESERVATION_ROWS = (
         calendar()(w), w.prepare(**bound("cal-res")), w.add_group(), w.advance(120),
         w.last_error().message)[4],
         lambda text: "does not exist" in text),
-    Row("calendar: fulfilled when it starts", "CAL", lambda w: (
+    Row("calendar: its reservation may be made late", "ASSUMED", lambda w: (
         calendar()(w), w.advance(LONG + 1), future(w))[2],
+        lambda found: found.status.procurement_status == "PROVISIONING"
+        and not found.status.auto_created_reservations),
+    Row("calendar: fulfilled when it has started", "CAL", lambda w: (
+        calendar()(w), w.advance(LONG + LATE), future(w))[2],
         lambda found: found.status.procurement_status == "FULFILLED"
         and found.status.fulfilled_count == 4),
     Row("calendar: VMs end with it", "CAL", lambda w: (
@@ -783,7 +788,7 @@ RESERVATION_ROWS = (
         w.topology(), w.advance(2 * 86400), w.vms(), w.counts())[4::2],
         lambda found: found == ("ACTIVE", [])),
     Row("calendar: not with the standard model", "BOUND", lambda w: (
-        calendar()(w), w.advance(LONG + 1), w.prepare(reservation_affinity=affinity("cal-res")),
+        calendar()(w), w.advance(LONG + LATE), w.prepare(reservation_affinity=affinity("cal-res")),
         w.add_group(), w.advance(120), w.last_error().message)[5],
         lambda text: "is incorrect for the requested resources" in text),
     Row("calendar: cannot be cancelled", "CAL", lambda w: (

@@ -9,6 +9,7 @@ from datetime import datetime
 from tpufleet.controller import observe, server_contact
 from tpufleet.controller.provider_calls import CallKind, CallResult, ProviderCalls
 from tpufleet.controller.working_set import WorkingSet
+from tpufleet.errors import NoCapacity
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.agent_protocol import Heartbeat
 from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, SliceListing
@@ -302,7 +303,8 @@ class ObservationApplier:
                     self._check_ready(self._working_set.slices[tpu_slice.id], now)
         elif (kind := refusal_kind(error)) is not None:
             self._calls.reset(CallKind.REQUEST, group)
-            self._working_set.record_refusal(slices[0], str(error), now, kind)
+            until = error.until if isinstance(error, NoCapacity) else None
+            self._working_set.record_refusal(slices[0], str(error), now, kind, until=until)
             for tpu_slice in slices:
                 if tpu_slice.state is SliceState.REQUESTED:
                     self._put(

@@ -230,6 +230,7 @@ class WorkingSet:
         *,
         detail: str = "",
         late: bool = False,
+        until: datetime | None = None,
     ) -> None:
         """Record that the source of this slice refused its type. An invalid request concerns only
         the job that sent it."""
@@ -257,6 +258,7 @@ class WorkingSet:
                 took=now - tpu_slice.requested_at,
                 detail=detail,
                 late=late,
+                until=until,
             )
         )
 

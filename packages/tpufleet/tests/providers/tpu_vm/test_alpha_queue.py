@@ -14,7 +14,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests.providers.orders import order
 from tests.providers.tpu_vm.emulated_tpus import ZONE, EmulatedTpus
-from tpufleet.errors import PermissionMissing
+from tpufleet.errors import NoCapacity, PermissionMissing
 from tpufleet.model.fleet.cloud_slices import CloudState
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
@@ -107,6 +107,21 @@ def test_a_reservation_of_calendar_mode_needs_nodes_that_are_bound_to_it(worlds,
     world.provider.request(order("a", accelerator="v5p-8", capacity=Capacity.RESERVED))
     assert [body["provisioningModel"] for body in bodies(world)] == ([model] if model else [])
     assert world.queued("a").request.reservation_name == f"{PARENT}/reservations/held"
+    becomes(world, "a", CloudState.UP)
+
+
+def test_a_reservation_of_calendar_mode_is_waited_for_until_it_begins(worlds):
+    held = ReservedCapacity(
+        name="held", zone=ZONE, machine="ct5p-hightpu-4t", vms=4, after=HOUR, until=48 * HOUR
+    )
+    world = worlds(plan=CloudFaultPlan(compute=ComputeFaultPlan(reservations=(held,))))
+    world.reopen(reservation="held")
+    reserved = order("a", accelerator="v5p-8", capacity=Capacity.RESERVED)
+    with pytest.raises(NoCapacity, match="begins at"):
+        world.provider.request(reserved)
+    assert bodies(world) == [] and world.queued("a") is None
+    world.pass_time(3600 + 121)
+    world.provider.request(reserved)
     becomes(world, "a", CloudState.UP)
 
 

@@ -217,8 +217,10 @@ def new_refusal(
     server_url: str = "",
     detail: str = "",
     late: bool = False,
+    until: datetime | None = None,
 ) -> CapacityRefusal:
-    """A refusal to record, `took` after the request; consecutive ones last longer."""
+    """A refusal to record, `took` after the request; consecutive ones last longer, unless the
+    provider knows `until` when."""
     streak = (previous.streak if previous and previous.kind is kind else 0) + 1
     policy = REFUSAL_BACKOFF[kind]
     backoff = policy.delay(streak, key=f"{source}{accelerator}")
@@ -230,7 +232,7 @@ def new_refusal(
         capacity=source.capacity,
         message=message,
         refused_at=now,
-        until=now + backoff,
+        until=until or now + backoff,
         streak=streak,
         kind=kind,
         server_url=server_url,

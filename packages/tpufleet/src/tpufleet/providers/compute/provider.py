@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadRequest, NoCapacity, ProviderBusy, ProviderError, RateLimited
+from tpufleet.errors import BadRequest, ProviderBusy, ProviderError, RateLimited
 from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice, SliceListing
 from tpufleet.model.fleet.slices import SliceId, settings_digest
 from tpufleet.model.job.jobs import Capacity
@@ -193,12 +193,8 @@ class ComputeProvider:
             self._shared.ensure(location, location.policy(policy["name"]), policy, now)
         bound = True
         if order.capacity is Capacity.RESERVED:
-            reservation = self._reservations.get(order.zone, now)
-            if reservation.begins_at is not None and reservation.begins_at > now:
-                name, begin = self._settings.reservation, reservation.begins_at
-                raise NoCapacity(f"reservation {name} begins at {begin:%Y-%m-%d %H:%M} UTC")
             # One that cannot be read is taken for one that binds, as on Google's page of TPUs.
-            bound = reservation.binds is not False
+            bound = self._reservations.begun(order.zone, now).binds is not False
         template = requests.template(order, accelerator, self._settings, bound=bound)
         self._shared.ensure(location, location.template(template["name"]), template, now)
         return str(template["name"])

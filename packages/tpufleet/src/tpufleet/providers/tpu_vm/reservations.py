@@ -13,19 +13,21 @@ from typing import Any
 
 import msgspec
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, NoCapacity
 from tpufleet.model.fleet import compute_reservations
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 
 READ_INTERVAL = timedelta(minutes=10)
+LATE_INTERVAL = timedelta(seconds=30)  # after its start: the time is paid for
+_REFUSED = ("CANCELLED", "DECLINED", "FAILED")
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one in a zone."""
 
-    read_at: datetime
+    until: datetime  # then it is read again
     binds: bool | None = None  # None: it cannot be read
-    begins_at: datetime | None = None  # calendar mode makes it then
+    begins_at: datetime | None = None  # calendar mode has not made it yet
 
 
 class ReservationReader:
@@ -35,46 +37,62 @@ class ReservationReader:
         self._reservation = reservation
         self._known: dict[str, Reservation] = {}  # by zone
 
-    def get(self, zone: str, now: datetime) -> Reservation:
+    def begun(self, zone: str, now: datetime) -> Reservation:
+        """NoCapacity until Google has made it."""
         known = self._known.get(zone)
-        if known is None or now - known.read_at >= READ_INTERVAL:
+        if known is None or now >= known.until:
             known = self._known[zone] = self._read(zone, now)
+        if known.begins_at is not None:
+            begin = f"begins at {known.begins_at:%Y-%m-%d %H:%M} UTC"
+            message = f"reservation {self._reservation} {begin}; Google has not made it yet"
+            raise NoCapacity(message, until=known.until)
         return known
 
     def _read(self, zone: str, now: datetime) -> Reservation:
+        until = now + READ_INTERVAL
         try:
             named = compute_reservations.parse(self._reservation)
         except BadInput:  # of a folder or an organisation, of the Cloud TPU API
-            return Reservation(read_at=now)
+            return Reservation(until=until)
         scope = f"compute/v1/projects/{named.project or self._project}/zones/{zone}"
         rest = self._rest()
         found = rest.get("compute", f"{scope}/reservations/{named.name}")
         if found.missing:
             begins_at = begin_of(rest, scope, named.name, now)
-            binds = True if begins_at else None
-            return Reservation(read_at=now, binds=binds, begins_at=begins_at)
+            if begins_at is not None:
+                until = min(max(begins_at, now + LATE_INTERVAL), until)
+            return Reservation(until=until, begins_at=begins_at)
         if found.status != 200:
-            return Reservation(read_at=now)
+            return Reservation(until=until)
         if found.body.get("deploymentType") == "DENSE":
-            return Reservation(read_at=now, binds=True)
+            return Reservation(until=until, binds=True)
         if not found.body.get("deleteAtTime"):  # as calendar mode always has
-            return Reservation(read_at=now, binds=False)
+            return Reservation(until=until, binds=False)
         requests = _calendar(rest, scope)
         if requests is None:
-            return Reservation(read_at=now)
+            return Reservation(until=until)
         binds = any(_makes(request, named.name) for request in requests)
-        return Reservation(read_at=now, binds=binds)
+        return Reservation(until=until, binds=binds)
 
 
 def begin_of(rest: GoogleRest, scope: str, name: str, now: datetime) -> datetime | None:
     """Of a reservation that calendar mode has not made yet: it does so at its start
-    (cloud.google.com/compute/docs/instances/future-reservations-overview)."""
-    starts = [
-        datetime.fromisoformat(request["timeWindow"]["startTime"])
+    (cloud.google.com/compute/docs/instances/future-reservations-overview), or a little later."""
+    windows = [
+        _window(request)
         for request in _calendar(rest, scope) or ()
         if request.get("reservationName") == name
+        and (request.get("status") or {}).get("procurementStatus") not in _REFUSED
     ]
-    return min((start for start in starts if start > now), default=None)
+    return min((start for start, end in windows if end > now), default=None)
+
+
+def _window(request: Mapping[str, Any]) -> tuple[datetime, datetime]:
+    window = request["timeWindow"]
+    start = datetime.fromisoformat(window["startTime"])
+    if window.get("endTime"):
+        return start, datetime.fromisoformat(window["endTime"])
+    return start, start + timedelta(seconds=int(window["duration"]["seconds"]))
 
 
 def _calendar(rest: GoogleRest, scope: str) -> list[Mapping[str, Any]] | None:
