@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -188,7 +188,7 @@ def project_resources(settings: Config, report: Callable[[str], None]) -> Projec
     )
 
 
-def preflight(settings: Config, accelerators: Mapping[str, Capacity] | None = None) -> list[Check]:
+def preflight(settings: Config, slices: Sequence[tuple[str, Capacity]] = ()) -> list[Check]:
     """Check the cloud project of the configuration, with the credentials on this machine."""
     from tpufleet.providers.tpu_vm.preflight import PreflightInput
 
@@ -201,7 +201,7 @@ def preflight(settings: Config, accelerators: Mapping[str, Capacity] | None = No
             public_url=settings.public_url or "",
             server=settings.server or "",
             ca_file=str(settings.ca_file or ""),
-            accelerators=accelerators or {},
+            slices=slices,
         )
         # What both providers need is shown once.
         checks += [check for check in kind(wanted, rest).run() if check not in checks]

@@ -19,6 +19,7 @@ from tpufleet.errors import (
     NoCapacity,
     ProviderBusy,
     ProviderUnavailable,
+    QuotaExceeded,
     RateLimited,
 )
 from tpufleet.model.fleet import bootstrap
@@ -27,6 +28,10 @@ from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice
 from tpufleet.model.fleet.pools import RefusalKind
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu.type_lookup import find
+from tpufleet.providers.compute import requests
+from tpufleet.providers.compute.naming import Location
+from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet_testbed.compute_engine.fault_plan import (
     IMMEDIATE,
     ComputeCallFault,
@@ -180,12 +185,62 @@ def test_a_gang_in_the_queue_gives_up_once_one_slice_has_cost_money_for_its_pati
     assert world.clock.now() - paid.began_at <= world.settings.gang_patience
 
 
-def test_flex_start_that_waits_for_quota_is_told_from_one_that_waits_for_capacity(worlds):
-    world = worlds(quota=(QuotaLimit(most=0),))
+def preemptible(most: int) -> tuple[QuotaLimit, ...]:
+    return (QuotaLimit(most=most, kind="preemptible"), QuotaLimit(most=0, kind="standard"))
+
+
+@pytest.mark.parametrize(
+    ("most", "slices", "used"), [(0, 1, 0), (16, 2, 0), (24, 1, 16), (40, 2, 16)]
+)
+def test_flex_start_that_exceeds_the_quota_is_refused_before_a_slice_is_paid_for(
+    worlds, most, slices, used
+):
+    """By itself, with its gang, or with what others use. Google would let it wait."""
+    world, gang = worlds(quota=preemptible(most)), ["a", "b"][:slices]
+    if used:
+        world.provider.request(ordered("other"))
+        becomes(world, "other", CloudState.UP)
+    with pytest.raises(
+        QuotaExceeded, match=rf"allows {most} \+ 0 chips.*; {slices * 16} are"
+    ) as it:
+        world.provider.request(ordered(*gang, capacity=Capacity.QUEUED))
+    assert (f"{used} of them in use" in str(it.value)) == bool(used)
+    assert len(world.engine.ledger.entries) == used // 4
+    if most >= slices * 16:
+        world.provider.release(SliceId("other"), ZONE)
+        world.pass_time(60)
+        world.provider.request(ordered(*gang, capacity=Capacity.QUEUED))
+        becomes(world, gang[-1], CloudState.UP)
+
+
+def test_chips_of_vms_that_a_person_made_are_in_use_and_those_of_a_reservation_are_not(worlds):
+    held = ReservedCapacity(name="held", zone=ZONE, machine="ct5p-hightpu-4t", vms=4)
+    world = worlds(quota=preemptible(19), reservations=(held,))
+    world.reopen(reservation="held")
+    world.provider.request(ordered("reserved", capacity=Capacity.RESERVED))
+    becomes(world, "reserved", CloudState.UP)
     world.provider.request(ordered("a", capacity=Capacity.QUEUED))
+    becomes(world, "a", CloudState.UP)
+    world.provider.release(SliceId("a"), ZONE)
+    world.pass_time(60)
+    spot, place = ordered("mine", accelerator="v5p-8"), Location(project="my-project", zone=ZONE)
+    body = requests.instance(spot, SliceId("mine"), find("v5p-8"), world.settings, place)
+    mine = {key: body[key] for key in body if key != "labels"}
+    rest = GoogleRest(world.settings.endpoint, "my-project")
+    assert rest.post("compute", f"compute/v1/{place.zone_path}/instances", mine).status == 200
+    with pytest.raises(QuotaExceeded, match="4 of them in use"):
+        world.provider.request(ordered("b", capacity=Capacity.QUEUED))
+
+
+def test_a_place_in_the_queue_is_given_up_when_the_quota_has_become_too_small(worlds):
+    world = worlds()
+    world.limit(0)
+    world.provider.request(ordered("a", capacity=Capacity.QUEUED))
+    assert becomes(world, "a", CloudState.PENDING)
+    world.engine.quota = preemptible(15)
+    world.pass_time(600)
     refused = becomes(world, "a", CloudState.REFUSED)
-    assert refused.refusal is RefusalKind.QUOTA
-    assert "allows 0 of 16 chips" in refused.message
+    assert refused.refusal is RefusalKind.QUOTA and "allows 15 + 0 chips" in refused.message
 
 
 @pytest.mark.parametrize("accelerator", ["v5p-8", "v5p-32"])

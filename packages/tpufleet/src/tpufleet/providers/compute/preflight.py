@@ -134,24 +134,25 @@ class ComputePreflight(Preflight):
         reader = QuotaReader(self._rest, self._project)
         now = SystemClock().now()
         for accelerator, zone, capacity in self._pairs():
-            kind = type_lookup.find(accelerator)
+            kind, slices = type_lookup.find(accelerator), self._slices(accelerator, capacity)
             name = f"quota {type_lookup.short_name(accelerator)} {zone}"
-            limit = reader.limit(kind, zone, capacity, now)
+            quota = reader.get(kind, zone, capacity, now)
             if capacity is Capacity.RESERVED:
                 yield ok(name, "none needed")
-            elif limit is None:
+            elif quota is None:
                 role = self._grant(f"projects {self._project}", "roles/cloudquotas.viewer")
                 yield unknown(self._project, name, reader.refusal, role)
-            elif limit.chips is None or limit.chips >= kind.chips:
-                chips = "unlimited" if limit.chips is None else f"{limit.chips} chips"
-                yield ok(name, f"{chips} ({capacity})")
+            elif quota.most.chips is None:
+                yield ok(name, f"unlimited ({capacity})")
+            elif quota.allows(kind.chips, slices):
+                yield ok(name, f"{quota} ({capacity})")
             else:
-                asked = bool(self._wanted.accelerators)
-                places = ",".join(f"{key}={value}" for key, value in limit.dimensions.items())
+                asked, needed = bool(self._wanted.slices), kind.chips * slices
+                places = ",".join(f"{key}={each}" for key, each in quota.most.dimensions.items())
                 yield (failed if asked else warning)(
                     name,
-                    f"{limit.chips} of {kind.chips} chips ({capacity})",
+                    f"{quota}, and {needed} are needed ({capacity})",
                     f"gcloud beta quotas preferences create --service={API} "
-                    f"--project={self._project} --quota-id={limit.quota_id} "
-                    f"--dimensions={places} --preferred-value={kind.chips}",
+                    f"--project={self._project} --quota-id={quota.most.quota_id} "
+                    f"--dimensions={places} --preferred-value={needed + quota.in_use}",
                 )

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadRequest, ProviderBusy, ProviderError, RateLimited
+from tpufleet.errors import BadRequest, ProviderBusy, ProviderError, QuotaExceeded, RateLimited
 from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice, SliceListing
 from tpufleet.model.fleet.slices import SliceId, settings_digest
 from tpufleet.model.job.jobs import Capacity
@@ -26,7 +26,7 @@ from tpufleet.providers.base import Fault, Order, no_such_slice
 from tpufleet.providers.compute import adoption, error_mapping, naming, requests
 from tpufleet.providers.compute.api import ComputeApi
 from tpufleet.providers.compute.naming import Location
-from tpufleet.providers.compute.quota import QuotaReader
+from tpufleet.providers.compute.quota import QuotaReader, exceeded
 from tpufleet.providers.compute.settings import ComputeSettings
 from tpufleet.providers.compute.shared_resources import SharedResources
 from tpufleet.providers.compute.zone_observer import ZoneObserver, ZoneSlice, ZoneView
@@ -72,7 +72,7 @@ class ComputeProvider:
         self._pending = PendingCreations(folder)
         self._shared = SharedResources(self._api, fleet)
         self._reservations = ReservationReader(lambda: rest, settings.project, settings.reservation)
-        quota = QuotaReader(rest, settings.project)
+        self._quota = quota = QuotaReader(rest, settings.project)
         self._zones = {
             zone: ZoneObserver(
                 Location(project=settings.project, zone=zone),
@@ -176,6 +176,8 @@ class ComputeProvider:
 
     # Requesting.
     def _create(self, order: Order, accelerator: Accelerator, location: Location) -> None:
+        if order.capacity is Capacity.QUEUED:
+            self._check_quota(order, accelerator)
         grouped = requests.uses_group(accelerator, order.capacity)
         template = self._prepare(order, accelerator, location) if grouped else ""
         for slice_id in order.slices:
@@ -184,6 +186,20 @@ class ComputeProvider:
             else:
                 body = requests.instance(order, slice_id, accelerator, self._settings, location)
                 self._insert(order, location, "instances", body)
+
+    def _check_quota(self, order: Order, accelerator: Accelerator) -> None:
+        """Before the first slice is granted and paid for: the others would wait, and flex-start
+        does not say that it waits for quota."""
+        slices, zone, now = len(order.slices), order.zone, self._clock.now()
+        if any(self._pending.get(slice_id) for slice_id in order.slices):
+            return  # a repeated call; its first slices may be in use by now
+        try:
+            quota = self._quota.get(accelerator, zone, order.capacity, now)
+        except ProviderError as error:
+            log.warning("cannot read the quota: %s", error)
+            return
+        if quota is not None and not quota.allows(accelerator.chips, slices):
+            raise QuotaExceeded(exceeded(quota, accelerator, slices, zone))
 
     def _prepare(self, order: Order, accelerator: Accelerator, location: Location) -> str:
         """What a group refers to must exist before it. Returns the name of the template."""

@@ -8,13 +8,15 @@ cloud.google.com/docs/quotas/reference/rest/v1/projects.locations.services.quota
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.compute.error_mapping import API
 from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
@@ -22,6 +24,11 @@ from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 READ_INTERVAL = timedelta(minutes=10)
 # The value of the dimension `tpu_family`, and the word in ids of quotas of their own.
 FAMILIES = {"v5p": ("CT5P", "V5P"), "v6e": ("CT6E", "V6E"), "tpu7x": ("tpu7x", "7X")}
+_USAGE = (
+    "items(machineType,status,scheduling/provisioningModel,"
+    "reservationAffinity/consumeReservationType),nextPageToken"
+)
+_WITH_MACHINE = ("PROVISIONING", "STAGING", "RUNNING", "REPAIRING", "PENDING_STOP", "STOPPING")
 SHARED_ID = "TPUS-PER-TPU-FAMILY-per-project-region"
 
 
@@ -31,9 +38,31 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: Mapping[str, str]
 
 
-def ids(generation: str, capacity: Capacity) -> tuple[str, ...]:
-    """Of the quotas that slices of this capacity type count against; the first that exists is it.
-    Flex-start uses standard quota where there is no preemptible one."""
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """What applies to slices of a type: of each kind of quota the largest limit."""
+
+    limits: tuple[Limit, ...]
+    in_use: int = 0  # chips, at least
+
+    @property
+    def most(self) -> Limit:
+        """Unlimited before any number."""
+        return max(self.limits, key=lambda each: (each.chips is None, each.chips or 0))
+
+    def allows(self, chips: int, slices: int = 1) -> bool:
+        """Whether slices of so many chips fit. A slice does not divide between two kinds."""
+        most = self.most.chips
+        total = sum(each.chips or 0 for each in self.limits)
+        return most is None or (chips <= most and chips * slices + self.in_use <= total)
+
+    def __str__(self) -> str:
+        used = f", {self.in_use} of them in use" if self.in_use else ""
+        return f"{' + '.join(str(each.chips) for each in self.limits)} chips{used}"
+
+
+def ids(generation: str, capacity: Capacity) -> tuple[tuple[str, ...], ...]:
+    """Of the quotas that slices of this capacity type count against, by kind. Flex-start uses
+    standard quota where there is no preemptible one."""
     word = FAMILIES[generation][1]
     standard = (f"TPU-{word}-per-project-zone", f"TPU-{word}-per-project-region", SHARED_ID)
     scarce = tuple(
@@ -43,10 +72,17 @@ def ids(generation: str, capacity: Capacity) -> tuple[str, ...]:
     )
     match capacity:
         case Capacity.SPOT:
-            return scarce
+            return (scarce,)
         case Capacity.QUEUED:
-            return (*scarce, *standard)
-    return standard
+            return (scarce, standard)
+    return (standard,)
+
+
+def exceeded(quota: Quota, accelerator: Accelerator, slices: int, zone: str) -> str:
+    return (
+        f"quota {quota.most.quota_id} allows {quota} in {zone.rpartition('-')[0]}; "
+        f"{accelerator.chips * slices} are needed, and the request would only wait"
+    )
 
 
 class QuotaReader:
@@ -56,40 +92,80 @@ class QuotaReader:
         self._rest = rest
         self._project = project
         self._lock = threading.Lock()
-        self._read: dict[tuple[str, str, Capacity], tuple[datetime, Limit | None]] = {}
+        self._read: dict[tuple[str, str, Capacity], tuple[datetime, Quota | None]] = {}
         self.refusal = Answer(status=404, body={})  # why the last one could not be read
 
-    def limit(
-        self, accelerator: Accelerator, zone: str, capacity: Capacity, now: datetime
-    ) -> Limit | None:
-        """The largest that applies; None if it cannot be read, and for reserved capacity, which
-        needs none."""
+    def get(
+        self,
+        accelerator: Accelerator,
+        zone: str,
+        capacity: Capacity,
+        now: datetime,
+        *,
+        in_use: bool = True,
+    ) -> Quota | None:
+        """None if it cannot be read, and for reserved capacity, which needs none."""
         if capacity is Capacity.RESERVED:
             return None
         key = (accelerator.generation, zone, capacity)
         with self._lock:
             known = self._read.get(key)
-        if known is not None and now - known[0] < READ_INTERVAL:
-            return known[1]
-        limit = self._of(accelerator.generation, zone, capacity)
-        with self._lock:
-            self._read[key] = (now, limit)
-        return limit
+        if known is None or now - known[0] >= READ_INTERVAL:
+            known = (now, self._of(accelerator.generation, zone, capacity))
+            with self._lock:
+                self._read[key] = known
+        quota = known[1]
+        if quota is None or quota.most.chips is None or not in_use:
+            return quota
+        zones = {zone}
+        if all("region" in each.dimensions for each in quota.limits):
+            region = zone.rpartition("-")[0]
+            offered = tpu_zones.zones_of(accelerator.name)
+            zones |= {each for each in offered if each.rpartition("-")[0] == region}
+        return replace(quota, in_use=self._in_use(accelerator, zones, capacity))
 
-    def _of(self, generation: str, zone: str, capacity: Capacity) -> Limit | None:
-        found: list[Limit] = []
-        for quota_id in ids(generation, capacity):
-            path = f"v1/projects/{self._project}/locations/global/services/{API}/quotaInfos"
-            answer = self._rest.get("quotas", f"{path}/{quota_id}")
-            if answer.status == 200:
-                limit = _limit(answer.body, quota_id, generation, zone)
-                found += [limit] if limit is not None else []
-                continue
-            self.refusal = answer
-            if not answer.missing:
-                return None
-        # An unlimited one first.
-        return max(found, key=lambda each: (each.chips is None, each.chips or 0), default=None)
+    def _of(self, generation: str, zone: str, capacity: Capacity) -> Quota | None:
+        limits: list[Limit] = []
+        for kind in ids(generation, capacity):
+            found: list[Limit] = []
+            for quota_id in kind:
+                path = f"v1/projects/{self._project}/locations/global/services/{API}/quotaInfos"
+                answer = self._rest.get("quotas", f"{path}/{quota_id}")
+                if answer.status == 200:
+                    limit = _limit(answer.body, quota_id, generation, zone)
+                    found += [limit] if limit is not None else []
+                    continue
+                self.refusal = answer
+                if not answer.missing:
+                    return None
+            limits += [Quota(limits=tuple(found)).most] if found else []
+        return Quota(limits=tuple(limits)) if limits else None
+
+    def _in_use(self, accelerator: Accelerator, zones: Collection[str], capacity: Capacity) -> int:
+        """Chips of VMs that surely count against it, whoever created them. Of flex-start VMs only
+        Google knows against which kind."""
+        machines = {
+            each.machine_type: each.chips_per_host
+            for each in type_lookup.all_types().values()
+            if each.generation == accelerator.generation and each.machine_type
+        }
+        models = ("SPOT", "FLEX_START", "STANDARD")
+        if capacity is not Capacity.QUEUED:
+            models = ("SPOT",) if capacity is Capacity.SPOT else ("STANDARD",)
+        family, chips = str(accelerator.machine_type).partition("-")[0], 0
+        for each in zones:
+            query = {"filter": f"machineType:{family}", "fields": _USAGE, "maxResults": "500"}
+            path = f"compute/v1/projects/{self._project}/zones/{each}/instances"
+            for answer in self._rest.pages("compute", path, **query):
+                chips += sum(
+                    machines.get(vm["machineType"].rpartition("/")[2], 0)
+                    for vm in answer.body.get("items", ())
+                    if vm.get("status") in _WITH_MACHINE
+                    and (vm.get("scheduling") or {}).get("provisioningModel", "STANDARD") in models
+                    and (vm.get("reservationAffinity") or {}).get("consumeReservationType")
+                    != "SPECIFIC_RESERVATION"
+                )
+        return chips
 
 
 def _limit(body: Mapping[str, Any], quota_id: str, generation: str, zone: str) -> Limit | None:

@@ -22,7 +22,7 @@ from tpufleet.providers.base import no_capacity_within
 from tpufleet.providers.compute import adoption, naming, states
 from tpufleet.providers.compute.api import ComputeApi
 from tpufleet.providers.compute.naming import Location
-from tpufleet.providers.compute.quota import QuotaReader
+from tpufleet.providers.compute.quota import QuotaReader, exceeded
 from tpufleet.providers.compute.settings import ComputeSettings
 from tpufleet.providers.compute.states import Observation, config_of
 from tpufleet.providers.tpu_vm import naming as metadata_keys
@@ -269,13 +269,11 @@ class ZoneObserver:
         accelerator = find(name) if is_known(name) else None
         if accelerator is None:
             return seen
-        limit = self._quota.limit(accelerator, self.location.zone, capacity, now)
-        if limit is None or limit.chips is None or limit.chips >= accelerator.chips:
+        # Without what is in use, which changes: a place in the queue is not given up for that.
+        quota = self._quota.get(accelerator, self.location.zone, capacity, now, in_use=False)
+        if quota is None or quota.allows(accelerator.chips):
             return seen
-        message = (
-            f"quota {limit.quota_id} allows {limit.chips} of {accelerator.chips} chips in "
-            f"{self.location.region}: the request would wait for ever"
-        )
+        message = exceeded(quota, accelerator, 1, self.location.zone)
         return Observation(
             state=CloudState.REFUSED, message=message, refusal=RefusalKind.QUOTA, fenced=True
         )

@@ -54,8 +54,8 @@ class PreflightInput(msgspec.Struct, frozen=True, kw_only=True):
     public_url: str = ""
     server: str = ""  # that this machine is a client of; it has settings of its own
     ca_file: str = ""  # of a private CA; empty: the system's
-    # Types that the user wants, with their capacity; empty: one per generation.
-    accelerators: Mapping[str, Capacity] = {}
+    # Types and capacity of the slices that the user wants at a time; empty: one per generation.
+    slices: Sequence[tuple[str, Capacity]] = ()
 
 
 class Preflight:
@@ -166,7 +166,7 @@ class Preflight:
                 f"no zone of Google Cloud{meant}",
                 f"correct `zones` of `{self.section}` in the config file",
             )
-        for name in self._wanted.accelerators:
+        for name in dict(self._wanted.slices):
             accelerator, short = type_lookup.find(name).name, type_lookup.short_name(name)
             if not any(tpu_zones.is_offered(accelerator, zone) for zone in zones):
                 documented = ", ".join(tpu_zones.zones_of(accelerator)[:4])
@@ -196,7 +196,7 @@ class Preflight:
         """Of the types that the user wants, and all of the config file."""
         assert isinstance(self._settings, TpuVmSettings)
         versions = dict(self._settings.runtimes)
-        for kind in map(type_lookup.find, self._wanted.accelerators):
+        for kind in map(type_lookup.find, dict(self._wanted.slices)):
             if kind.runtime:
                 versions.setdefault(kind.generation, kind.runtime)
         types = type_lookup.all_types().values()
@@ -222,14 +222,15 @@ class Preflight:
 
     def _quota(self) -> Iterator[Check]:
         for accelerator, zone, capacity in self._pairs():
-            kind = type_lookup.find(accelerator)
+            kind, slices = type_lookup.find(accelerator), self._slices(accelerator, capacity)
             name = f"quota {type_lookup.short_name(accelerator)} {zone}"
             quota, place = tpu_zones.quota_id(kind, capacity), f"zone={zone}"
             answer = self._quota_info(quota)
             if answer.status != 200:
                 yield unknown(self._project, name, answer)
                 continue
-            limit, needed = _limit_of(answer.body, "zone", zone, 0), tpu_zones.quota_units(kind)
+            limit = _limit_of(answer.body, "zone", zone, 0)
+            needed = tpu_zones.quota_units(kind) * slices
             unit = "cores" if kind.generation in tpu_zones.QUOTA_IN_CORES else "chips"
             if limit is None or limit >= needed:
                 # Both must suffice, and a project may have one without the other.
@@ -243,7 +244,7 @@ class Preflight:
                 yield ok(name, f"{allowed} ({capacity})")
                 continue
             # A type that the user asked for must work; the others only inform.
-            asked = bool(self._wanted.accelerators)
+            asked = bool(self._wanted.slices)
             where = f", in {place}" if place.startswith("region") else ""
             yield (failed if asked else warning)(
                 name,
@@ -262,16 +263,19 @@ class Preflight:
 
     def _pairs(self) -> Iterator[tuple[str, str, Capacity]]:
         """Types and zones to check. A type that no configured zone offers is checked in none."""
-        types = dict(self._wanted.accelerators) or {
-            kind.name: Capacity.SPOT
+        types = self._wanted.slices or [
+            (kind.name, Capacity.SPOT)
             for kind in type_lookup.all_types().values()
             if self._may_have(kind) and kind.chips == 4
-        }
+        ]
         zones = self._known_zones()
-        for accelerator, capacity in types.items():
+        for accelerator, capacity in dict.fromkeys(types):
             for zone in zones:
                 if tpu_zones.is_offered(type_lookup.find(accelerator).name, zone):
                     yield accelerator, zone, capacity
+
+    def _slices(self, accelerator: str, capacity: Capacity) -> int:
+        return max(list(self._wanted.slices).count((accelerator, capacity)), 1)
 
     def _may_have(self, kind: type_lookup.Accelerator) -> bool:
         return kind.runtime is not None

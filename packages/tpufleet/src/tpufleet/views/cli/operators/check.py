@@ -25,7 +25,7 @@ COLOURS = {
 )
 @click.option(
     "--type", "types", multiple=True, metavar="TYPE[:CAPACITY]",
-    help="Check the quota of this type (default: 4 spot chips of every generation).",
+    help="Check the quota of this type; repeat it for each slice (default: 4 spot chips of each).",
 )  # fmt: skip
 @json_option
 @click.pass_context
@@ -38,7 +38,7 @@ def check(context: click.Context, types: tuple[str, ...]) -> None:
     """
     from tpufleet.compose.providers import preflight
 
-    checks = preflight(connection.settings(), dict(map(type_and_capacity, types)))
+    checks = preflight(connection.settings(), list(map(type_and_capacity, types)))
     report(context, checks)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,11 +73,11 @@ def init(
     if not types:
         typed = click.prompt("TPU types", default=DEFAULT_TYPE) if ask else DEFAULT_TYPE
         types = tuple(typed.replace(",", " ").split())
-    wanted = dict(map(type_and_capacity, types))
+    wanted = list(map(type_and_capacity, types))
     document: dict[str, Any] = {
         **_server(public_url, tls_cert, tls_key, insecure_http),
         "bucket": bucket or f"gs://{project}-tpufleet/fleet",
-        **_sections(project, list(wanted), zones, ask, internal_ips),
+        **_sections(project, list(dict(wanted)), zones, ask, internal_ips),
     }
     settings = connection.settings(new_file=True)
     _write(settings.config_file, document, ask=ask, yes=yes)
@@ -87,12 +87,15 @@ def init(
         click.echo(f"  {step}")
 
 
-def _next_steps(public_url: str | None, wanted: Mapping[str, Capacity]) -> list[str]:
+def _next_steps(public_url: str | None, wanted: Sequence[tuple[str, Capacity]]) -> list[str]:
     server = ["tpu deploy bundle", "tpu serve"] if public_url else ["tpu deploy server"]
     program = "python -c 'import jax; print(jax.devices())'"
     return [
         *server,
-        *(f"tpu run {name} --{kind} --max-cost 5 -- {program}" for name, kind in wanted.items()),
+        *(
+            f"tpu run {name} --{kind} --max-cost 5 -- {program}"
+            for name, kind in dict.fromkeys(wanted)
+        ),
     ]
 
 
@@ -188,7 +191,7 @@ def _write(file: Path, document: dict[str, Any], *, ask: bool, yes: bool) -> Non
     click.echo()
 
 
-def _check(wanted: Mapping[str, Capacity]) -> None:
+def _check(wanted: Sequence[tuple[str, Capacity]]) -> None:
     from tpufleet.compose.providers import preflight
 
     print_checks(preflight(connection.settings(), wanted))
