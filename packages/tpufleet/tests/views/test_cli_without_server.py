@@ -391,6 +391,14 @@ def test_a_dry_run_of_a_simulated_job_says_so_and_names_no_price(alone):
     assert "estimate: $" in real and "simulated" not in real
 
 
+def test_a_limit_on_cost_that_has_no_effect_is_said_when_the_job_is_submitted(alone):
+    job = ("run", "tpu7x-16", "--provider", "compute", "--dry-run")
+    unpriced = alone(*job, "--", "true")
+    assert "no price is known" in unpriced.stdout and "no effect" not in unpriced.stdout
+    limited = alone(*job, "--max-cost", "5", "--", "true")
+    assert "without it `max_cost` has no effect" in limited.stdout
+
+
 def test_the_version_is_an_option_too(alone):
     assert alone.ok("--version") == alone.ok("version") == f"tpufleet {tpufleet.__version__}\n"
 

@@ -316,6 +316,9 @@ def _show_estimate(planned: list[PlannedJob], rows: tuple[JobRow, ...]) -> None:
         output.print_status(estimate_text(estimates[0]))
         return
     known = [each.usd_per_hour for each in estimates if each.usd_per_hour is not None]
+    unlimited = [each for each in estimates if each.usd_per_hour is None and each.limit is not None]
+    for each in unlimited[:1]:
+        output.print_status(estimate_text(each))
     if known:
         output.print_status(
             f"estimate: ${sum(known):,.2f} per hour while all {len(estimates)} jobs run"
@@ -324,9 +327,10 @@ def _show_estimate(planned: list[PlannedJob], rows: tuple[JobRow, ...]) -> None:
 
 def estimate_text(estimate: Estimate) -> str:
     if estimate.usd_per_hour is None:
+        lost = ": without it `max_cost` has no effect" if estimate.limit is not None else ""
         return (
             f"estimate: no price is known for this type; {estimate.chips} chips. "
-            "Set it as `prices` in the config file"
+            f"Set it as `prices` in the config file of the server{lost}"
         )
     limit = f", at most ${prices.amount(estimate.limit)}" if estimate.limit is not None else ""
     as_of = f", {estimate.as_of}" if estimate.as_of else ""
