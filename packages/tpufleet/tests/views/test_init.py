@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,6 +16,15 @@ from tests.views.cli_runner import Tpu
 from tpufleet import config
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
+from tpufleet_testbed.cloud_tpu.fault_plan import CloudFaultPlan
+from tpufleet_testbed.compute_engine import catalog
+from tpufleet_testbed.compute_engine.fault_plan import (
+    ComputeCallFault,
+    ComputeFaultPlan,
+    QuotaLimit,
+)
+
+PAGE = Path(__file__).parents[4] / "docs" / "compute-engine.md"
 
 
 @pytest.fixture
@@ -148,6 +158,77 @@ def test_quota_that_cannot_be_read_comes_with_the_command_that_fixes_it(tmp_path
         checks = json.loads(tpu("init", "check", "--type", "tpu7x-16", "--json").stdout)["checks"]
     [check] = [each for each in checks if each["name"] == "quota tpu7x-16 us-central1-c"]
     assert check["status"] == "warning" and fix in check["fix"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "calls", "name", "message", "fix"),
+    [
+        (None, (ComputeCallFault(method="machineTypes.get", error="not-found"),),
+         "machine type v6e-16 us-east5-a", "us-east5-a has no ct6e-standard-4t",
+         "gcloud compute machine-types list --filter"),
+        (lambda e: e.project.state.missing.add("ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"), (),
+         "image v6e", "not found", "gcloud compute images list"),
+        (lambda e: denied(e, "compute.resourcePolicies.use"), (), "roles/compute.instanceAdmin.v1",
+         "missing compute.resourcePolicies.use", "--role=roles/compute.instanceAdmin.v1"),
+        (lambda e: denied(e, "compute.futureReservations.list"), (), "roles/compute.viewer",
+         "missing compute.futureReservations.list", "--role=roles/compute.viewer"),
+        (lambda e: setattr(e.engine, "quota", (QuotaLimit(most=16),)), (),
+         "quota v6e-16 us-east5-a", "16 chips, and 32 are needed", "--preferred-value=32"),
+    ],
+    ids=["machine type", "image", "role", "reservations", "quota of two slices"],
+)  # fmt: skip
+def test_what_a_project_lacks_for_instances_comes_with_what_fixes_it(
+    tmp_path, spoil, calls, name, message, fix
+):
+    with Emulator(plan=CloudFaultPlan(compute=ComputeFaultPlan(calls=calls))) as emulator:
+        if spoil:
+            spoil(emulator)
+        checks = checked_instances(tmp_path, emulator)
+    [check] = [each for each in checks if each["name"] == name]
+    assert check["status"] == ("warning" if calls else "failed")
+    assert message in check["message"] and fix in check["fix"]
+
+
+def test_a_boot_disk_smaller_than_its_image_is_found(tmp_path, monkeypatch):
+    monkeypatch.setitem(catalog.IMAGES, "disk_size_gb", 200)
+    with Emulator() as emulator:
+        checks = checked_instances(tmp_path, emulator)
+    [check] = [each for each in checks if each["name"] == "image v6e"]
+    assert (check["status"], check["message"]) == (
+        "failed", "needs a boot disk of 200 GB, and disk_gb is 100"
+    )  # fmt: skip
+    assert "set `disk_gb: 200`" in check["fix"]
+
+
+def denied(emulator: Emulator, permission: str) -> None:
+    emulator.project.state.denied_permissions.add(permission)
+
+
+def checked_instances(folder, emulator: Emulator) -> list[dict[str, str]]:
+    """For a job of two slices."""
+    section = {"project": "my-project", "zones": ["us-east5-a"], "reservation": "ours"}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"compute": section}))
+    tpu = Tpu(
+        HOME=str(folder), TPUFLEET_HOME=str(folder / "state"),
+        TPUFLEET_CONFIG=str(folder / "config.yaml"),
+        TPUFLEET_COMPUTE_ENDPOINT=emulator.project.url,
+    )  # fmt: skip
+    answer = tpu("init", "check", "--type", "v6e-16", "--type", "v6e-16", "--json")
+    return json.loads(answer.stdout)["checks"]
+
+
+def test_a_type_that_both_apis_offer_is_moved_to_instances_by_the_name_of_its_section(
+    newcomer, tmp_path
+):
+    newcomer.ok("init", "--project", "my-project", "--type", "v6e-8")
+    file = tmp_path / "config.yaml"
+    assert "Rename its section `tpu_vm` to `compute`" in PAGE.read_text()
+    file.write_text(file.read_text().replace("tpu_vm:", "compute:"))
+    checks = json.loads(newcomer("init", "check", "--type", "v6e-8", "--json").stdout)["checks"]
+    names = {each["name"] for each in checks}
+    assert {"roles/compute.instanceAdmin.v1", "machine type v6e-8 us-east5-a"} <= names
+    assert "roles/tpu.admin" not in names
+    assert config.load({"TPUFLEET_CONFIG": str(file)}, tmp_path).enabled_providers == ("compute",)
 
 
 def test_types_of_both_kinds_share_what_their_sections_have_in_common(newcomer, tmp_path):

@@ -182,6 +182,7 @@ def test_an_instance_carries_what_template_and_group_say_together():
         ("v5e-16", {}, "use the provider tpu-vm"),
         ("tpu7x-2", {}, "use the provider gke"),
         ("v6e-16", {"zone": "us-east5-a"}, "add it to compute.zones"),
+        ("v5p-8192", {}, "v5p-8192 needs 1,024 VMs; a group of Compute Engine has at most"),
     ],
 )
 def test_what_compute_engine_does_not_offer_is_refused_with_what_does(accelerator, more, hint):

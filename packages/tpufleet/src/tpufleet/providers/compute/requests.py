@@ -33,6 +33,8 @@ MACHINES = frozenset(
     {"ct5p-hightpu-4t", "ct6e-standard-1t", "ct6e-standard-4t", "ct6e-standard-8t",
      "tpu7x-standard-4t"}
 )  # fmt: skip
+# cloud.google.com/compute/docs/reference/rest/v1/instanceGroupManagers/insert
+MAX_VMS = 1000
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 STANDARD = "STANDARD"
 MODELS = {
@@ -62,6 +64,9 @@ def validate(order: Order, settings: ComputeSettings) -> Accelerator:
         other = "tpu-vm" if accelerator.runtime else "gke"
         name = type_lookup.short_name(accelerator.name)
         raise BadRequest(not_available(name, "as Compute Engine instances", other))
+    if accelerator.hosts > MAX_VMS:
+        hosts = f"{accelerator.hosts:,} VMs; a group of Compute Engine has at most {MAX_VMS:,}"
+        raise BadRequest(f"{type_lookup.short_name(accelerator.name)} needs {hosts}")
     if order.capacity is Capacity.RESERVED and not (settings.reservation or order.node):
         raise BadRequest(
             "no reservation; set `reservation` in compute, or allow another capacity type"

@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from tpufleet.errors import PermissionMissing, ProviderError
+from tpufleet.errors import BadInput, PermissionMissing, ProviderError
+from tpufleet.model.fleet import compute_reservations
 from tpufleet.model.fleet.preflight import Check, failed, ok, skipped, warning
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import tpu_zones, transfer_prices, type_lookup
@@ -41,6 +42,8 @@ PERMISSIONS = {
         "tpu.nodes.update",  # queued resources have no permissions of their own
     ),
 }  # fmt: skip
+# Without these every reservation counts as one of calendar mode that has begun.
+RESERVATION_PERMISSIONS = ("compute.futureReservations.list", "compute.reservations.get")
 BUCKET_PERMISSIONS = (
     "storage.objects.create", "storage.objects.delete", "storage.objects.get",
     "storage.objects.list",
@@ -124,18 +127,22 @@ class Preflight:
 
     def _roles(self) -> Iterator[Check]:
         for role, permissions in self.permissions.items():
-            answer = self._rest.post(
-                "projects",
-                f"v1/projects/{self._project}:testIamPermissions",
-                {"permissions": list(permissions)},
-            )
-            if answer.status != 200:
-                yield unknown(self._project, role, answer)
-                continue
-            lacking = sorted(set(permissions) - set(answer.body.get("permissions", ())))
-            fix = self._grant(f"projects {self._project}", role)
-            missing = f"missing {', '.join(lacking)}"
-            yield failed(role, missing, fix) if lacking else ok(role, "granted")
+            yield self._role(self._project, role, permissions)
+        try:
+            owner = compute_reservations.parse(self._settings.reservation).project
+        except BadInput:
+            return  # none, or one of the Cloud TPU API
+        yield self._role(owner or self._project, "roles/compute.viewer", RESERVATION_PERMISSIONS)
+
+    def _role(self, project: str, role: str, permissions: Sequence[str]) -> Check:
+        path = f"v1/projects/{project}:testIamPermissions"
+        answer = self._rest.post("projects", path, {"permissions": list(permissions)})
+        if answer.status != 200:
+            return unknown(project, role, answer)
+        lacking = sorted(set(permissions) - set(answer.body.get("permissions", ())))
+        fix = self._grant(f"projects {project}", role)
+        missing = f"missing {', '.join(lacking)}"
+        return failed(role, missing, fix) if lacking else ok(role, "granted")
 
     def _account(self) -> Iterator[Check]:
         """The server attaches the hosts' service account to nodes."""
