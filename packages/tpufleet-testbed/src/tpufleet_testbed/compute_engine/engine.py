@@ -273,6 +273,8 @@ class ComputeEngine:
                     vm.operation, [operation_error("unsupported", name=vm.name)]
                 )  # fmt: skip
         if vm.group is not None:
+            if reason == "expired" and vm.group.topology_state == "ACTIVE":
+                self._set_topology(vm.group, "DEACTIVATING", at)
             self._settle(vm.group, at)
         graceful = reason in ("preempted", "expired", "maintenance")
         kind = "notice_period" if graceful else "stop"
@@ -519,12 +521,20 @@ class ComputeEngine:
             if group.all_run:
                 group.in_progress = False
             return
-        if group.all_run and group.topology_state in ("ACTIVATING", "REACTIVATING"):
+        if group.all_run and self._joins(group):
             self._after(group, at, "link", lambda moment: self._linked(group, moment))
         elif not group.members or group.target_size == 0:
             self._unlink(group, at)
         elif not group.all_run and group.topology_state == "ACTIVE":
             self._set_topology(group, self.switches.topology_after_loss, at)
+        elif not group.vms and group.topology_state == "DEACTIVATING":
+            self._set_topology(group, "INCOMPLETE", at)
+
+    def _joins(self, group: Group) -> bool:
+        """Whether its chips are joined once all of its VMs run."""
+        recovers = self.switches.topology_recovers
+        returning = self.switches.topology_returning if recovers else "REACTIVATING"
+        return group.topology_state in ("ACTIVATING", "REACTIVATING", returning)
 
     def _unlink(self, group: Group, at: datetime) -> None:
         if group.topology_state in ("", "DEACTIVATING"):
@@ -533,7 +543,7 @@ class ComputeEngine:
         self._after(group, at, "unlink", lambda moment: self._set_topology(group, "", moment))
 
     def _linked(self, group: Group, at: datetime) -> None:
-        if not group.all_run or group.topology_state not in ("ACTIVATING", "REACTIVATING"):
+        if not group.all_run or not self._joins(group):
             return
         share, key = self.plan.failing_topologies, f"topology/{group.number}/{group.generation}"
         if group.name in self.failing_topologies or faults.draw(self.plan.seed, share, key):
@@ -572,7 +582,7 @@ class ComputeEngine:
                 self._stop_creating(group, member, at)
             return
         if self.switches.topology_recovers and group.topology_state in ("INCOMPLETE", "FAILED"):
-            self._set_topology(group, "REACTIVATING", at)
+            self._set_topology(group, self.switches.topology_returning, at)
         member.action, member.vm = "RECREATING", None
         member.generation += 1
         if vm.status == "TERMINATED":
@@ -595,7 +605,7 @@ class ComputeEngine:
             member.action = "RECREATING"
             member.generation += 1
             if group.topology and self.switches.topology_recovers:
-                self._set_topology(group, "REACTIVATING", now)
+                self._set_topology(group, self.switches.topology_returning, now)
             old, member.vm = member.vm, None
             if old is not None:
                 old.group = None
@@ -650,7 +660,7 @@ class ComputeEngine:
             group = vm.group
             recovers = self.switches.topology_recovers
             if group is not None and group.topology_state == "INCOMPLETE" and recovers:
-                self._set_topology(group, "REACTIVATING", moment)
+                self._set_topology(group, self.switches.topology_returning, moment)
             vm.status, vm.boots = "STAGING", vm.boots + 1
             self._after(vm, moment, "boot", lambda later: self._running(vm, later))
 
@@ -707,7 +717,7 @@ class ComputeEngine:
                 return
             group = vm.group
             if group is not None and group.topology_state in ("INCOMPLETE", "FAILED"):
-                self._set_topology(group, "REACTIVATING", moment)
+                self._set_topology(group, self.switches.topology_returning, moment)
             vm.status, vm.boots = "STAGING", vm.boots + 1
             self._after(vm, moment, "boot", lambda later: self._running(vm, later))
 

@@ -99,6 +99,7 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
     stable_after_loss: bool = True
     # After a lost VM is back: the slice works again, or all of it has to be created again.
     topology_recovers: bool = True
+    topology_returning: Literal["REACTIVATING", "INCOMPLETE"] = "REACTIVATING"  # until then
     resize_again: bool = True  # a group whose size is 0 may get VMs again
     worker_order: Literal["shuffled", "name"] = "shuffled"
     metadata: Literal["boot", "topology"] = "boot"  # when the attributes of the slice are there

@@ -199,7 +199,8 @@ class ComputeRest:
         if found is None and call.method in self._plain:
             found = self._plain[call.method](call)
         if error == "omitted" and found is not None:
-            return {**found, "items": {} if isinstance(found.get("items"), dict) else []}
+            listed = "managedInstances" if "managedInstances" in found else "items"
+            return {**found, listed: {} if isinstance(found.get(listed), dict) else []}
         if error == "unreachable" and call.method.endswith(".list"):
             warning = {"code": "UNREACHABLE", "message": f"{call.kind} are not reachable."}
             return {**(found or {}), "items": [], "warning": warning}

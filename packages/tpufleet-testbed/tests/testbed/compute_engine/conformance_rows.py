@@ -113,6 +113,12 @@ def calendar(
     return call
 
 
+def delay(w: EmulatedCompute, seconds: float) -> None:
+    """Until the reservation is ready."""
+    found = w.engine.reservations.known[ZONE, "res"]
+    found.starts_at = w.clock.now() + timedelta(seconds=seconds)
+
+
 def future(w: EmulatedCompute) -> api.FutureReservation:
     return w.FutureReservations.get(project=PROJECT, zone=ZONE, future_reservation="cal")
 
@@ -580,6 +586,12 @@ CAPACITY_ROWS = (
     Row("quota: flex-start uses standard quota without preemptible", "MODELS", then(
         without(quota=0, kind="preemptible"), sliced(scheduling=FLEX)),
         lambda group: group.status.is_stable),
+    Row("quota: and grows its use", "MODELS", then(
+        lambda w: setattr(w.engine, "quota", (
+            QuotaLimit(most=0, kind="preemptible"), QuotaLimit(most=20, kind="standard"))),
+        sliced(scheduling=FLEX),
+        lambda w: [w.done(w.add_vm(name)).error.errors for name in ("a", "b")]),
+        lambda found: not found[0] and "QUOTA" in found[1][0].code),
     Row("quota: a VM", "QUOTA", then(without(quota=0), vm_error()),
         lambda error: error.code == "QUOTA_EXCEEDED" and "Limit: 0.0" in error.message),
     Row("quota: counts chips, by region", "QUOTA", then(
@@ -683,6 +695,14 @@ def maintained(w: EmulatedCompute, days: float = 7, **more: Any) -> EmulatedComp
     return w
 
 
+def expired(w: EmulatedCompute) -> tuple[str, list[api.Instance], int]:
+    w.running_slice(scheduling=FLEX)
+    [group] = w.engine.groups.values()
+    w.until(lambda: group.topology_state == "DEACTIVATING")
+    w.advance(LONG)
+    return w.topology(), w.vms(), w.group().target_size
+
+
 FAULT_ROWS = (
     Row("maintenance: announced on all VMs of the slice", "MN", lambda w: maintained(w).vms(),
         lambda vms: len(vms) == 4 and all(
@@ -720,6 +740,8 @@ FAULT_ROWS = (
         w.running_slice(on_failure=REPAIR), sorted(vm.name for vm in w.vms()),
         w.on_vm("delete", w.vms()[0].name), w.advance(LONG),
         sorted(vm.name for vm in w.vms()))[1::3], lambda found: found[0] == found[1]),
+    Row("loss: at the end of its run time the topology is deactivated", "ASSUMED", expired,
+        lambda found: found == ("INCOMPLETE", [], 4)),
     Row("loss: the topology is not active any more", "ASSUMED", lambda w: (
         w.running_slice(scheduling=SPOT), w.preempt(1), w.topology())[2],
         lambda state: state == "INCOMPLETE"),
@@ -751,6 +773,10 @@ RESERVATION_ROWS = (
         reserved(4, machine="ct6e-standard-8t")(w), w.prepare(**bound()), w.add_group(),
         w.advance(120), w.last_error().message)[4],
         lambda text: "is incorrect for the requested resources" in text),
+    Row("reservation: not ready", "CA", lambda w: (
+        reserved(4)(w), delay(w, 2 * LONG), w.prepare(**bound()), w.add_group(), w.advance(120),
+        w.last_error().message)[5],
+        lambda text: "it requires reservation to be in READY state" in text),
     Row("reservation: needs no quota", "QUOTA", lambda w: (
         without(quota=0)(w), reserved(4)(w), w.prepare(**bound()), w.add_group(), w.advance(LONG),
         w.topology())[5], lambda state: state == "ACTIVE"),
@@ -821,6 +847,9 @@ METADATA_ROWS = (
         w.running_slice(), metadata_of(w, "attributes/worker-network-endpoints"),
         [w.record(worker).name for worker in range(4)])[1:],
         lambda found: found[0] == [",".join(found[1])] * 4),
+    Row("metadata: JAX before 0.10 cannot read the names, which have no third part", "JAX",
+        lambda w: (w.running_slice(), metadata_of(w, "attributes/worker-network-endpoints"))[1],
+        lambda found: max(len(each.split(":")) for each in found[0].split(",")) < 3),
     Row("metadata: the order of the API is another", "JAX", lambda w: (
         w.running_slice(topology="8x8", size=16), [vm.name for vm in w.vms()],
         [w.record(worker).name for worker in range(16)])[1:],

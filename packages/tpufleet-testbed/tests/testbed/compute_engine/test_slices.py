@@ -149,9 +149,8 @@ def test_a_group_may_be_of_no_use_after_it_was_emptied(emulated):
 def test_vms_end_with_their_run_time_and_the_group_stays(world):
     world.running_slice(scheduling=FLEX, on_failure=LEAVE)
     assert all(member.scheduling.termination_timestamp for member in world.members())
-    world.advance(2 * LONG)
+    assert topologies(world, 2 * int(LONG)) == ["ACTIVE", "DEACTIVATING", "INCOMPLETE"]
     assert world.vms() == [] and world.group().target_size == 4
-    assert world.topology() != "ACTIVE"
     assert all(seconds < 3700 + 300 for seconds in world.billed().values())
 
 
@@ -164,12 +163,14 @@ def test_a_topology_that_fails_leaves_running_vms(emulated):
     assert applied.state_details.error.errors[0].code
 
 
-def test_a_host_error_repairs_the_vm_and_then_the_topology(world):
+@pytest.mark.parametrize("returning", ["REACTIVATING", "INCOMPLETE"])
+def test_a_host_error_repairs_the_vm_and_then_the_topology(emulated, returning):
+    world = emulated(switches=Switches(topology_returning=returning))
     world.running_slice()
     with world.engine.lock:
         world.engine.host_error(world.record(1), world.clock.now())
     assert world.counts() == {"running": 3, "repairing": 1}
-    assert topologies(world, 1200) == ["INCOMPLETE", "REACTIVATING", "ACTIVE"]
+    assert topologies(world, 1200) == list(dict.fromkeys(["INCOMPLETE", returning, "ACTIVE"]))
 
 
 def test_a_storm_takes_slices_as_a_whole(emulated):

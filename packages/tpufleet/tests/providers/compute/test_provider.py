@@ -160,6 +160,17 @@ def test_a_group_that_gets_only_some_of_its_vms_one_by_one_is_refused_and_delete
     assert world.listed() == {} and not world.engine.ledger.running()
 
 
+def test_what_a_group_waits_for_is_read_from_its_past_errors_where_nothing_else_tells(worlds):
+    """Its VMs are between two attempts."""
+    members = ComputeCallFault(method="instanceGroupManagers.listManagedInstances", error="omitted")
+    world = worlds(switches=Switches(bulk_models=(), topology_needs_bulk=False), calls=(members,))
+    world.limit(0)
+    world.provider.request(ordered("a"))
+    refused = becomes(world, "a", CloudState.REFUSED, 20)
+    assert "does not have enough resources" in refused.message
+    assert world.calls("instanceGroupManagers.listErrors")
+
+
 def test_flex_start_waits_in_its_queue_until_there_is_capacity(worlds):
     world = worlds()
     world.limit(2)
