@@ -26,7 +26,9 @@ from tpufleet_testbed.compute_engine.fault_plan import (
     IMMEDIATE,
     ComputeFaultPlan,
     QuotaLimit,
+    ReservedCapacity,
     StockLimit,
+    Switches,
 )
 
 FIRST, SECOND = "us-east5-a", "us-central1-b"
@@ -58,6 +60,24 @@ def clouds(make_fleet, tmp_path):
         return made
 
     yield make_fleet(zones=(), other_clouds=make, boot_limit=minutes(20)), *made
+    for cloud in made:
+        cloud.close()
+
+
+@pytest.fixture
+def instances(make_fleet, tmp_path):
+    """A fleet with Compute Engine only."""
+    made = []
+
+    def make(settings=None, **plan):
+        def cloud(clock):
+            faults = ComputeFaultPlan(latencies=replace(IMMEDIATE, reservation=minutes(1)), **plan)
+            made.append(ComputeCloud(clock, tmp_path, (FIRST,), faults, **settings or {}))
+            return made
+
+        return make_fleet(zones=(), other_clouds=cloud, boot_limit=minutes(20)), made[0]
+
+    yield make
     for cloud in made:
         cloud.close()
 
@@ -126,3 +146,28 @@ def test_a_job_falls_from_spot_to_flex_start_in_another_zone_and_then_to_gke(clo
     assert fleet.failures(job) == 0
     assert max(fleet.disk.steps.values()) == 300
     assert not compute.existing() and not compute.engine.groups
+
+
+def test_a_job_in_a_reservation_of_calendar_mode_starts_as_soon_as_google_has_made_it(instances):
+    """However long it has waited, and although that is after the start."""
+    held = ReservedCapacity(
+        name="held", zone=FIRST, machine="ct6e-standard-8t", vms=1, after=minutes(9),
+        until=timedelta(days=2),
+    )  # fmt: skip
+    fleet, compute = instances({"reservation": "held"}, reservations=(held,))
+    begin = fleet.clock.now() + minutes(9)
+    fields = {"accelerator": "v6e-8", "providers": ["compute"], "capacity": ["reserved"]}
+    job = fleet.submit(Program(steps=10), **fields)
+    fleet.until(compute.existing)
+    assert minutes(1) <= fleet.clock.now() - begin <= minutes(2)
+    fleet.until(lambda: fleet.running(job))
+
+
+def test_a_zone_that_refuses_spot_groups_gives_flex_start_and_says_why(instances):
+    fleet, _ = instances(switches=Switches(bulk_models=("FLEX_START",)))
+    fields = {"accelerator": "v6e-16", "providers": ["compute"]}
+    job = fleet.submit(Program(steps=10), **fields, capacity=["spot", "queued"])
+    only = fleet.submit(Program(steps=10), **fields, capacity=["spot"])
+    fleet.until(lambda: placed(fleet, job) == [("compute", FIRST, QUEUED)])
+    fleet.until_state(only, JobState.FAILED)
+    assert "does not support SPOT" in fleet.job(only).reason

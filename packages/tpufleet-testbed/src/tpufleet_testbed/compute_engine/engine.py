@@ -469,6 +469,8 @@ class ComputeEngine:
 
     def _slice_verdict(self, group: Group, zone: str) -> Verdict:
         want = self.want(group, zone, len(group.members))
+        if group.model not in self.switches.bulk_models:
+            return Verdict(error=operation_error("bulk-model"))
         if group.topology and (
             group.topology not in group.machine.topologies
             or catalog.chips_of(group.topology) != want.chips

@@ -81,6 +81,8 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
 
     # Models that bulk mode takes; documents disagree.
     bulk_models: tuple[Model, ...] = ("STANDARD", "SPOT", "FLEX_START", "RESERVATION_BOUND")
+    # When another model is refused: by the call, or by the checks for capacity.
+    bulk_refusal: Literal["call", "check"] = "call"
     # Whether a topology requires bulk mode: a guide of 2026-04 has one without it, and three months
     # later that was refused.
     topology_needs_bulk: bool = True

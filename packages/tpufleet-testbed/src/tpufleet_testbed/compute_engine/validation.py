@@ -269,7 +269,7 @@ def group(
     if topology and machine is None:
         raise invalid("An accelerator topology requires a machine type with TPUs.")
     if bulk:
-        if model not in switches.bulk_models:
+        if model not in switches.bulk_models and switches.bulk_refusal == "call":
             raise invalid(f"BULK mode in target size policy does not support {model} instances.")
         if model == "FLEX_START" and lifecycle.get("defaultActionOnFailure") != "DO_NOTHING":
             raise invalid(

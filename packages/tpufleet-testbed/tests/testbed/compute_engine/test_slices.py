@@ -206,6 +206,14 @@ def test_bulk_mode_may_refuse_a_model(emulated):
         world.add_group()
 
 
+def test_a_model_that_bulk_mode_refuses_may_be_told_by_the_checks_of_the_group(emulated):
+    switches = Switches(bulk_models=("FLEX_START", "RESERVATION_BOUND"), bulk_refusal="check")
+    world = emulated(switches=switches)
+    world.start_slice(scheduling=SPOT)
+    world.advance(LONG)
+    assert "BULK is only supported" in world.last_error().message and world.vms() == []
+
+
 def test_an_impossible_topology_may_be_refused_at_once(emulated):
     world = emulated(switches=Switches(bad_topology="call"))
     world.prepare(topology="4x4")

@@ -15,7 +15,7 @@ pytest.importorskip("google.auth", reason="pip install 'tpufleet[compute]'")
 from tests.providers.compute.emulated_compute import ZONE, EmulatedCompute
 from tests.providers.orders import order
 from tpufleet.errors import (
-    FleetError,
+    BadRequest,
     NoCapacity,
     ProviderBusy,
     ProviderUnavailable,
@@ -122,20 +122,43 @@ def test_a_project_with_few_calls_a_minute_gets_its_slices_late_and_once(worlds)
     assert len(world.emulator.project.tpus.stored) == 2  # a policy and a template
 
 
-def test_a_zone_that_refuses_bulk_mode_for_spot_is_asked_without_it_once(worlds):
-    """The emulator then refuses a topology without bulk mode too, as Google was seen to do."""
-    world = worlds(switches=Switches(bulk_models=("FLEX_START", "RESERVATION_BOUND")))
-    with pytest.raises(FleetError, match="BULK"):
-        world.provider.request(ordered("a"))
-    with pytest.raises(FleetError, match="BULK"):
-        world.provider.request(ordered("b"))
-    groups = [
-        body for method, _, body in world.emulator.project.tpus.requests
-        if method == "instanceGroupManagers.insert"
-    ]  # fmt: skip
-    assert ["targetSizePolicy" in body for body in groups] == [True, False, False]
+QUEUED_ONLY = ("FLEX_START", "RESERVATION_BOUND")
+
+
+def modes(world: EmulatedCompute) -> list[bool]:
+    """Of the groups that were requested: whether in bulk mode."""
+    requests = world.emulator.project.tpus.requests
+    groups = [body for method, _, body in requests if method == "instanceGroupManagers.insert"]
+    return ["targetSizePolicy" in body for body in groups]
+
+
+def test_a_refusal_of_bulk_mode_stays_the_reason_when_nothing_else_is_accepted(worlds):
+    """The emulator refuses a topology without bulk mode too, as Google was seen to do."""
+    world = worlds(switches=Switches(bulk_models=QUEUED_ONLY))
+    for name in ("a", "b"):
+        with pytest.raises(BadRequest, match=r"does not support SPOT.* without .* require BULK"):
+            world.provider.request(ordered(name))
+    assert modes(world) == [True, False] * 2
     world.provider.request(ordered("c", capacity=Capacity.QUEUED))
     becomes(world, "c", CloudState.UP)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["by its checks", "by its operation"])
+def test_a_zone_that_refuses_bulk_mode_after_it_accepted_the_group_is_asked_without_it(
+    worlds, late
+):
+    switches = Switches(bulk_models=QUEUED_ONLY, bulk_refusal="check", topology_needs_bulk=False)
+    failing = ComputeCallFault(
+        method="instanceGroupManagers.insert", error="bulk-model", late=True, calls=(1,)
+    )
+    world = worlds(switches=switches, calls=(failing,) if late else ())
+    world.provider.request(ordered("a"))
+    refused = becomes(world, "a", CloudState.REFUSED)
+    assert refused.refusal is RefusalKind.CAPACITY and "only supported for" in refused.message
+    world.provider.release(SliceId("a"), ZONE)
+    world.provider.request(ordered("b"))
+    becomes(world, "b", CloudState.UP)
+    assert modes(world) == [True, False]
 
 
 def test_a_zone_that_allows_bulk_mode_later_is_asked_with_it_again(worlds):

@@ -37,9 +37,13 @@ _CAPACITY_TEXT = re.compile(
     r"does not have enough resources|resource pool exhausted|stock ?out", re.IGNORECASE
 )
 _CONSTRAINT = re.compile(r"constraints/([A-Za-z.]+)")
-# A zone that refuses bulk mode, unlike one that requires it, or refuses something in it.
+# A zone that refuses bulk mode, for some provisioning model or at all; unlike one that requires it,
+# or refuses something in it. Google's wording is not known.
 _NO_BULK = re.compile(
-    r"bulk mode\b.*\b(does not support|is not (supported|available|allowed))", re.IGNORECASE
+    r"(?=.*\bbulk\b)(?!.*\brequires? bulk)(?=.*(\bnot\b|n't\b|\bonly\b|\bunsupported\b))"
+    r".*(provisioning|\bspot\b|\bstandard\b|on-demand|flex.start|reservation.bound"
+    r"|bulk mode is (not|unsupported))",
+    re.IGNORECASE,
 )
 # Whatever the code, and however long one waits.
 _PERMANENT_TEXT = re.compile(r"not compatible|unsupported TPU configuration", re.IGNORECASE)
@@ -85,10 +89,9 @@ def of_errors(errors: Sequence[Mapping[str, Any]], action: str) -> ProviderError
     return next(iter(final), next(iter(found), None))
 
 
-def refuses_bulk(error: ProviderError) -> bool:
+def refuses_bulk(message: str) -> bool:
     """Whether a group is refused only because of bulk mode."""
-    _, _, message = str(error).partition(": ")  # without the name, which may be anything
-    return isinstance(error, BadRequest) and bool(_NO_BULK.search(message))
+    return bool(_NO_BULK.match(message))
 
 
 def _of_error(error: Mapping[str, Any], action: str) -> ProviderError:

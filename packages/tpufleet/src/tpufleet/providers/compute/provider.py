@@ -4,7 +4,6 @@ next listing checks them."""
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,7 +28,12 @@ from tpufleet.providers.compute.naming import Location
 from tpufleet.providers.compute.quota import QuotaReader, exceeded
 from tpufleet.providers.compute.settings import ComputeSettings
 from tpufleet.providers.compute.shared_resources import SharedResources
-from tpufleet.providers.compute.zone_observer import ZoneObserver, ZoneSlice, ZoneView
+from tpufleet.providers.compute.zone_observer import (
+    BULK_REFUSAL_KEPT,
+    ZoneObserver,
+    ZoneSlice,
+    ZoneView,
+)
 from tpufleet.providers.tpu_vm import naming as metadata_keys
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
@@ -41,8 +45,6 @@ log = logging.getLogger(__name__)
 
 # A release may use a view of the zone that is no older than this.
 MAX_VIEW_AGE = timedelta(seconds=15)
-# Google may allow it meanwhile, and only in bulk mode is a slice granted as a whole.
-BULK_REFUSAL_KEPT = timedelta(days=1)
 # As the emulator calls them.
 _FAULTS = {Fault.PREEMPT: "vanish", Fault.PREEMPT_NOTICE: "preempt"}
 
@@ -86,9 +88,6 @@ class ComputeProvider:
         }
         self._rate_limits = {zone: ZoneRateLimit(zone, monotonic) for zone in settings.zones}
         self._listings: ZoneListings[ZoneView] = ZoneListings(settings.zones, min_wait)
-        self._lock = threading.Lock()
-        # Until when groups are created there without bulk mode, which was refused.
-        self._without_bulk: dict[tuple[str, Capacity], datetime] = {}
         self._wake: Callable[[], None] = lambda: None
 
     def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
@@ -221,25 +220,25 @@ class ComputeProvider:
     ) -> None:  # fmt: skip
         """In bulk mode, unless the zone refuses that for this kind of capacity: Google's documents
         disagree on whether spot and on-demand groups can have it."""
-        source, now = (order.zone, order.capacity), self._clock.now()
-
-        def body() -> dict[str, Any]:
-            bulk = self._without_bulk.get(source, now) <= now
-            return requests.group(order, slice_id, accelerator, template, location, bulk=bulk)
-
-        first = body()
+        without, now = self._zones[order.zone].without_bulk, self._clock.now()
+        until, refusal = without.get(order.capacity, (now, ""))
+        bulk = until <= now
+        body = requests.group(order, slice_id, accelerator, template, location, bulk=bulk)
         try:
-            self._insert(order, location, "instanceGroupManagers", first)
+            self._insert(order, location, "instanceGroupManagers", body)
         except BadRequest as error:
-            if "targetSizePolicy" in first and error_mapping.refuses_bulk(error):
+            why = str(error).partition(": ")[2]  # without the name
+            if bulk and error_mapping.refuses_bulk(why):
                 log.warning("%s; creating groups there without it", error)
-                with self._lock:
-                    self._without_bulk[source] = now + BULK_REFUSAL_KEPT
-                self._insert(order, location, "instanceGroupManagers", body())
+                without[order.capacity] = (now + BULK_REFUSAL_KEPT, why)
+                self._insert_group(order, slice_id, accelerator, template, location)
             elif self._shared.lacks(str(error)):
                 raise ProviderBusy(str(error)) from error
-            else:
+            elif bulk:
                 raise
+            else:
+                without.pop(order.capacity, None)  # neither is accepted
+                raise BadRequest(f"{refusal}; and without bulk mode: {why}") from error
 
     def _insert(
         self, order: Order, location: Location, collection: str, body: dict[str, Any]
@@ -257,6 +256,7 @@ class ComputeProvider:
                 asked_at=self._clock.now(),
                 order=metadata_keys.label_value(order.id),
                 request_id=naming.new_request_id(),
+                capacity=order.capacity,
             )
             self._pending.add(creation)
         path = f"{location.zone_path}/{collection}"

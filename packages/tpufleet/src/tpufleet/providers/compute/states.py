@@ -90,13 +90,13 @@ def of_group(
     if _waits(group):
         some = any(each == RUNNING or each in COMING for each in found)
         coming = Observation(state=CloudState.CREATING, message=f"{ready} of {size} VMs run")
-        if some and (_is_bulk(group) or len(found) == size):
+        if some and (is_bulk(group) or len(found) == size):
             return coming
         seen = _waiting(status, errors, capacity, patience, age)
         if some:  # the others may never come, and these cost meanwhile
             waits = seen.state is CloudState.PENDING
             seen = coming if waits else replace(seen, fenced=False)
-        if not _is_bulk(group):
+        if not is_bulk(group):
             one_by_one = "; the zone refuses bulk mode: VMs are created one by one"
             seen = replace(seen, message=seen.message + one_by_one)
         return seen
@@ -128,7 +128,7 @@ def of_error(error: ProviderError) -> Observation:
 def needs_errors(group: Json, instances: Sequence[Json]) -> bool:
     """Whether the group waits, and does not say for what."""
     running = any(instance.get("status") == RUNNING for instance in instances)
-    told = bool(_progress_errors(group.get("status", {}))) or (running and _is_bulk(group))
+    told = bool(_progress_errors(group.get("status", {}))) or (running and is_bulk(group))
     return _waits(group) and not told
 
 
@@ -199,7 +199,7 @@ def _waits(group: Json) -> bool:
     return bool(bulk.get("inProgress")) or creating > 0
 
 
-def _is_bulk(group: Json) -> bool:
+def is_bulk(group: Json) -> bool:
     return (group.get("targetSizePolicy") or {}).get("mode") == "BULK"
 
 

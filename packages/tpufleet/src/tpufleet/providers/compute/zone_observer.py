@@ -19,7 +19,7 @@ from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu.type_lookup import find, is_known
 from tpufleet.providers.base import no_capacity_within
-from tpufleet.providers.compute import adoption, naming, states
+from tpufleet.providers.compute import adoption, error_mapping, naming, states
 from tpufleet.providers.compute.api import ComputeApi
 from tpufleet.providers.compute.naming import Location
 from tpufleet.providers.compute.quota import QuotaReader, exceeded
@@ -38,6 +38,8 @@ SETTLES_WITHIN = timedelta(seconds=30)
 # What still exists then is deleted again: the operation may have failed.
 DELETED_WITHIN = timedelta(minutes=5)
 PARALLEL_READS = 16
+# Google may allow it meanwhile, and only in bulk mode is a slice granted as a whole.
+BULK_REFUSAL_KEPT = timedelta(days=1)
 
 Json = dict[str, Any]
 
@@ -72,6 +74,8 @@ class ZoneObserver:
         self.location = location
         self.view: ZoneView | None = None
         self.released: dict[SliceId, datetime] = {}  # when a delete was accepted
+        # Until when groups are created without bulk mode, and why.
+        self.without_bulk: dict[Capacity, tuple[datetime, str]] = {}
         self._api = api
         self._settings = settings
         self._pending = pending
@@ -192,7 +196,19 @@ class ZoneObserver:
         if queued and seen.state is CloudState.PENDING:
             seen = self._with_quota(seen, group, capacity, now)
         path = self.location.group(group["name"])
+        if states.is_bulk(group):
+            seen = self._without_bulk(seen, seen.message, capacity, now)
         return self._slice(group["name"], seen, path, config["labels"], instances, now)
+
+    def _without_bulk(
+        self, seen: Observation, why: str, capacity: Capacity | None, now: datetime
+    ) -> Observation:
+        """The group was accepted, and bulk mode is refused for it later: the next has none."""
+        refused = seen.state is CloudState.REFUSED and seen.refusal is RefusalKind.REQUEST
+        if capacity is None or not refused or not error_mapping.refuses_bulk(why):
+            return seen
+        self.without_bulk[capacity] = (now + BULK_REFUSAL_KEPT, why)
+        return replace(seen, refusal=RefusalKind.CAPACITY)
 
     def _of_instance(self, instance: Json, now: datetime) -> ZoneSlice:
         labels = instance.get("labels", {})
@@ -292,7 +308,8 @@ class ZoneObserver:
         if operation is not None:
             error = self._api.operation_error(operation, action)
         if error is not None:
-            seen = states.of_error(error)
+            why = str(error).partition(": ")[2]
+            seen = self._without_bulk(states.of_error(error), why, creation.capacity, now)
         elif read and (operation is None or operation.get("status") == "DONE"):
             name = creation.slice_id  # not listed yet
             if (group := self._api.get(self.location.group(name))) is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.values import encoding
 
 
@@ -21,6 +22,7 @@ class Creation(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""  # that a person made, and that is being adopted
     order: str = ""  # label of the order, where its slices are created one by one
     request_id: str = ""  # that a repeated call has too
+    capacity: Capacity | None = None
 
 
 class PendingCreations:
