@@ -19,6 +19,10 @@ import yaml
 ROOT = Path(__file__).parents[1]
 OVERLAY = ROOT / "deploy/k8s/overlays/gke"
 WITH_BRIDGE = ROOT / "deploy/k8s/overlays/gke-bridge"
+# For the Prometheus operator; installed where the cluster knows its kinds.
+MONITORING = ROOT / "deploy/k8s/base/provisioner/monitoring"
+BRIDGE_MONITORING = ROOT / "deploy/k8s/base/bridge/monitoring"
+MONITORING_API = "monitoring.coreos.com/v1"
 BRIDGE = "tpufleet-bridge"  # all of its objects; installed where it has replicas
 CHART = ROOT / "deploy/helm/tpufleet"
 IMAGE = "us-docker.pkg.dev/PROJECT/tpufleet/tpufleet:0.1.0"
@@ -116,12 +120,16 @@ BlockDumper.add_representer(str, _text)
 
 
 def rendered(
-    kubectl: Sequence[str] = ("kubectl",), overlay: Path = WITH_BRIDGE
+    kubectl: Sequence[str] = ("kubectl",),
+    overlays: Sequence[Path] = (WITH_BRIDGE, MONITORING, BRIDGE_MONITORING),
 ) -> list[dict[str, Any]]:
-    """What kustomize makes of the overlay."""
-    text = subprocess.run(
-        [*kubectl, "kustomize", str(overlay)], capture_output=True, text=True, check=True
-    ).stdout
+    """What kustomize makes of the overlays."""
+    text = "---\n".join(
+        subprocess.run(
+            [*kubectl, "kustomize", str(overlay)], capture_output=True, text=True, check=True
+        ).stdout
+        for overlay in overlays
+    )
     return [document for document in yaml.load_all(text, Loader=LOADER) if document]
 
 
@@ -144,9 +152,14 @@ def template(document: dict[str, Any]) -> str:
         replicas = document["spec"]["replicas"]
         expression = f"replicas: {{{{ .Values.replicas.{REPLICAS[name]} }}}}"
         text = text.replace(f"replicas: {replicas}", expression, 1)
+    conditions = []
     if name == BRIDGE:
         text = text.replace("        - --accelerator=v5e-1\n", BRIDGE_OPTIONS)
-        text = f"{{{{- if .Values.replicas.bridge }}}}\n{text}{{{{- end }}}}\n"
+        conditions.append(".Values.replicas.bridge")
+    if document["apiVersion"] == MONITORING_API:
+        conditions.append(f'(.Capabilities.APIVersions.Has "{MONITORING_API}")')
+    if conditions:
+        text = f"{{{{- if and {' '.join(conditions)} }}}}\n{text}{{{{- end }}}}\n"
     return text
 
 

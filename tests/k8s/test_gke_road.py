@@ -157,9 +157,8 @@ def road(rig, tmp_path, monkeypatch) -> Road:
     monkeypatch.setenv("KUBECONFIG", str(rig.plane.kubeconfig))
     monkeypatch.setenv("TPUFLEET_TERRAFORM", terraform_programs.opentofu())
     monkeypatch.chdir(tmp_path)
-    # In the place of cert-manager and the Prometheus operator.
-    rig.plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(third_party_crds()))
-    rig.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    for crd in third_party_crds("monitoring.coreos.com"):  # another test may have installed it
+        rig.plane.kubectl("delete", "crd", "--ignore-not-found", crd["metadata"]["name"])
     return Road(rig, tmp_path)
 
 
@@ -188,7 +187,11 @@ def test_from_an_empty_cluster_to_finished_jobs_of_two_teams_and_back(road, stor
     database = postgres.fresh_url()
 
     road.run("tpu cluster apply --rehearse --yes")
-    road.run("tpu cluster install --queues-only")  # the local cluster has the add-ons
+    # The local cluster has the add-ons but cert-manager, in whose place are its kinds.
+    road.run("tpu cluster install --queues-only")
+    crds = yaml.safe_dump_all(third_party_crds("cert-manager.io"))
+    road.rig.plane.kubectl("apply", "-f", "-", stdin=crds)
+    road.rig.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     road.run("tpu cluster render --folder rendered")
     road.run(
         "tpu deploy init my-fleet --project my-project --zone us-central1-a "

@@ -164,11 +164,11 @@ def localized(documents: list[dict], node: Any, bridge: Bridge) -> list[dict]:
 
 
 def is_installed(document: dict) -> bool:
-    """Of what the server needs: no cert-manager, no Prometheus, no provisioner."""
+    """Of what the server needs: no cert-manager, no provisioner."""
     metadata, group = document["metadata"], document["apiVersion"].partition("/")[0]
     if document["kind"] == "ResourceFlavor":
         return metadata["name"] == FLAVOR
-    if group in ("monitoring.coreos.com", "cert-manager.io", "admissionregistration.k8s.io"):
+    if group in ("cert-manager.io", "admissionregistration.k8s.io"):
         return False
     name = metadata["name"] if document["kind"] == "Namespace" else metadata.get("namespace")
     return name in (None, SYSTEM, JOBS)

@@ -245,7 +245,7 @@ def test_failures_quotas_and_long_runs_are_told_apart():
         1,
     )
     assert 7200 <= shown["tpufleet_bridge_oldest_running_seconds"] < 7300
-    rules = yaml.safe_load((ROOT / "deploy/k8s/base/bridge/alerts.yaml").read_text())
+    rules = yaml.safe_load((ROOT / "deploy/k8s/base/bridge/monitoring/alerts.yaml").read_text())
     expressions = [rule["expr"] for rule in rules["spec"]["groups"][0]["rules"]]
     used = {name for text in expressions for name in re.findall(r"tpufleet_bridge_\w+", text)}
     assert used <= set(shown)

@@ -28,7 +28,7 @@ def helm() -> str:
 
 @cache
 def kustomize_rendered() -> list[dict[str, Any]]:
-    return helm_chart.rendered(kubectl(), helm_chart.OVERLAY)
+    return helm_chart.rendered(kubectl(), [helm_chart.OVERLAY])
 
 
 def helm_rendered(*options: str) -> list[dict[str, Any]]:
@@ -62,19 +62,26 @@ def test_the_chart_is_up_to_date():
     assert written == generated, "run `python scripts/helm_chart.py --write`"
 
 
+BRIDGE = ("--set", "replicas.bridge=2")
+OPERATOR = ("--api-versions", helm_chart.MONITORING_API)
 OVERLAYS = {
-    "without the bridge": (helm_chart.OVERLAY, ()),
-    "with the bridge": (helm_chart.WITH_BRIDGE, ("--set", "replicas.bridge=2")),
+    "as tpu cluster install leaves the cluster": ([helm_chart.OVERLAY], ()),
+    "with the bridge": ([helm_chart.WITH_BRIDGE], BRIDGE),
+    "with the Prometheus operator": ([helm_chart.OVERLAY, helm_chart.MONITORING], OPERATOR),
+    "with both": (
+        [helm_chart.WITH_BRIDGE, helm_chart.MONITORING, helm_chart.BRIDGE_MONITORING],
+        (*BRIDGE, *OPERATOR),
+    ),
 }
 
 
-@pytest.mark.parametrize(("overlay", "options"), OVERLAYS.values(), ids=OVERLAYS)
-def test_helm_and_kustomize_render_the_same(overlay, options):
+@pytest.mark.parametrize(("overlays", "options"), OVERLAYS.values(), ids=OVERLAYS)
+def test_helm_and_kustomize_render_the_same(overlays, options):
     by_helm = ordered(helm_rendered(*options))
     for item in by_helm:  # kustomize has no checksums
         if item["kind"] == "Deployment":
             item["spec"]["template"]["metadata"].pop("annotations", None)
-    assert by_helm == ordered(helm_chart.rendered(kubectl(), overlay))
+    assert by_helm == ordered(helm_chart.rendered(kubectl(), overlays))
 
 
 def test_options_of_the_bridge_reach_it():
