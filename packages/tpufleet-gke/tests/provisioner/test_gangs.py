@@ -107,14 +107,34 @@ def test_of_two_gangs_that_wait_for_each_other_the_younger_gives_way():
         first.name: frozenset({runs()}),
         second.name: frozenset({runs("other")}),
     }
-    old, young = slices("train", 1, since=LONG_AGO), slices("other", 1, since=NOW - 30 * MINUTE)
+    old = slices("train", 1, since=NOW - 12 * MINUTE)
+    young = slices("other", 1, since=NOW - 11 * MINUTE)
     known = owners(jobset(slice=[2]), jobset("other", slice=[2]))
     limited = settings(**TWO_POOLS)
     (released,) = plan([first, second], old + young, known, limited, users=users).deletes
     assert (released.pool.name, released.evict) == (second.name, True)
-    # Alone, one that runs pods is kept: they may be at work.
-    users = {first.name: users[first.name]}
-    assert plan([first], old, known, settings(budget_pools=Limit(1)), users=users).deletes == ()
+    # Alone, it is released as well, unless another JobSet runs there.
+    limited = settings(budget_pools=Limit(1))
+    for name, released in (("train", [first.name]), ("other", [])):
+        users = {first.name: frozenset({runs(name)})}
+        result = plan([first], old, known, limited, users=users)
+        assert [one.pool.name for one in result.deletes if one.evict] == released
+
+
+def test_slices_of_which_gke_has_only_half_are_not_paid_for_ever(make):
+    """Pods run on them as soon as they are there, and wait for the others."""
+    harness = make(simulate_nodes=True)
+    harness.gke.stock = {("us-central1-a", pool_spec(**ONE_HOST).shape.machine_type): 2}
+    harness.submit("half", slices=4, **ONE_HOST)
+    harness.advance(9 * MINUTE)
+    assert list(harness.states().values()).count("RUNNING") == 2
+    paid = {"namespace": "default", "owner": "half"}
+    value = harness.provisioner.metrics.value
+    assert value("tpu_provisioner_chip_seconds_total", {**paid, "used": "false"}) > 0
+    assert not value("tpu_provisioner_chip_seconds_total", {**paid, "used": "true"})
+    harness.advance(4 * MINUTE)
+    released = harness.events.messages("NodePoolDeletionStarted")
+    assert len([one for one in released if "cannot get all of its slices" in one]) >= 2
 
 
 def test_two_gangs_run_one_after_the_other_within_the_budget(make):

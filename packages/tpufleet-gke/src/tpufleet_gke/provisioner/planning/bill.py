@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tpufleet_gke.provisioner.model.cluster_state import ClusterState, ObservedPool
-from tpufleet_gke.provisioner.planning import budgets
+from tpufleet_gke.provisioner.planning import budgets, gang_queue
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
 
 # After a longer gap between two rounds, another replica led and counted.
@@ -17,7 +17,7 @@ KEPT_FOR = timedelta(hours=1)  # after the last node pool of an owner: long enou
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    used: timedelta = timedelta(0)  # a leader ran on it
+    used: timedelta = timedelta(0)  # a leader ran on it, and all slices of its gang were there
     unused: timedelta = timedelta(0)
     chips: int = 0
     dollars: float = 0.0
@@ -56,10 +56,13 @@ class Bill:
         elapsed = now - before if before is not None else timedelta(0)
         if elapsed > LONGEST_GAP:
             elapsed = timedelta(0)
+        waiting = {gang.key[:2] for gang in gang_queue.gangs_in_order(state) if gang.demands}
         charges = []
         for pool in state.pools:
             if pool.managed and pool.name in state.youngest_node_at:
-                charges.append(self._charge(pool, pool.name in state.users, elapsed, settings))
+                users = state.users.get(pool.name, ())
+                used = any(user.owner not in waiting for user in users)
+                charges.append(self._charge(pool, used, elapsed, settings))
         return charges
 
     def forget_except(self, pools: Mapping[str, object]) -> None:

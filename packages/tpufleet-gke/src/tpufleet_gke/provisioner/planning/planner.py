@@ -208,27 +208,27 @@ class _Planner:
         )  # fmt: skip
 
     def release_partial_gangs(self) -> None:
-        """Slices that wait in vain for the others are paid for nothing. Those that run pods are
-        only taken where a gang that has waited longer needs what they hold: the pods may be at
-        work, and otherwise both might wait for each other for ever."""
+        """Slices that wait in vain for the others are paid for nothing, with running pods too. The
+        gang that has waited longest gets twice as long: others may release what it lacks."""
+        oldest = None
+        if len(self.blocked) > 1:
+            oldest = min(
+                (gang for gang, _ in self.blocked), key=lambda gang: (gang.since, gang.key)
+            )
         for gang, waiting in self.blocked:
-            due = gang.since + self.settings.not_serving_timeout
             pools = [pool for pool in gang.pools if not self.is_being_deleted(pool)]
             if not pools:
                 continue
+            due = gang.since + self.settings.not_serving_timeout * (2 if gang is oldest else 1)
             if due > self.now:
                 self.recheck_times.append(due)
                 continue
-            rival = any(
-                other.since < gang.since and _compete(other, reason, gang, waiting)
-                for other, reason in self.blocked
-            )
             for pool in pools:
-                used = pool.name in self.state.users
-                if (used and not rival) or pool.name in self.deletes:
+                users = pool_lifetime.active_users(pool, self.state)
+                if pool.name in self.deletes or any(user.owner != gang.key[:2] for user in users):
                     continue
                 reason = f"its JobSet cannot get all of its slices: {waiting.reason}"
-                self._add_delete(DeletePool(pool=pool, reason=reason, evict=used))
+                self._add_delete(DeletePool(pool=pool, reason=reason, evict=bool(users)))
 
     def _serve(
         self, demand: PoolDemand, before: Sequence[_Wanted | WaitingPod | None]
@@ -500,11 +500,3 @@ class _Planner:
             "\n".join(filter(None, (failure.detail for _, failure in visible))),
         )
         return self._wait_after(demand, failure, soonest.retry_at)
-
-
-def _compete(one: Gang, why: WaitingPod, other: Gang, other_why: WaitingPod) -> bool:
-    """Whether what the other gang holds might be what this one waits for."""
-    if FailureCause.QUOTA in (why.cause, other_why.cause):
-        return True
-    wanted = {demand.pool_spec.shape.machine_type for demand in one.demands if demand.pool_spec}
-    return bool(wanted & {pool.machine_type for pool in other.pools})
