@@ -107,6 +107,17 @@ def test_a_forged_claim_is_none_and_a_request_with_it_is_rejected(change):
         documents.parse_request(forged)
 
 
+@pytest.mark.parametrize("status", ["pending", "scheduled", "running"])
+@pytest.mark.parametrize("field", ["fence", "run"])
+def test_the_claim_after_the_largest_valid_one_is_valid(status, field):
+    """Else the bridge takes its own claim for none, and lets go of the job that it started."""
+    before = {"holder": "dead", "fence": 0, "run": 0, "job": "fs-1"}
+    largest = document(status=status, bridge={**before, field: documents.MAX_COUNT})
+    claim = documents.next_claim(largest, "one")
+    assert documents.parse_claim({"bridge": claim.to_fields()}) == claim != largest.claim
+    assert ("result" in documents.claim_fields(largest, claim)) == (status == "pending")
+
+
 def test_a_client_cannot_point_a_claim_at_another_documents_job():
     claim = documents.next_claim(document(status="pending"), "one")
     forged = document(status="scheduled", bridge={**claim.to_fields(), "job": "fs-other"})

@@ -173,7 +173,7 @@ def next_claim(document: Document, holder: str) -> DocumentClaim | None:
     from a dead bridge."""
     before = document.claim
     if document.status == DocumentStatus.PENDING:
-        fence, run = (0, 0) if before is None else (before.fence + 1, before.run_number + 1)
+        fence, run = (0, 0) if before is None else (_next(before.fence), _next(before.run_number))
     elif document.status not in LIVE_STATUSES:
         return None
     elif before is None:
@@ -181,8 +181,13 @@ def next_claim(document: Document, holder: str) -> DocumentClaim | None:
     elif before.holder == holder:  # already claimed; only the response was lost
         fence, run = before.fence, before.run_number
     else:
-        fence, run = before.fence + 1, before.run_number
+        fence, run = _next(before.fence), before.run_number
     return DocumentClaim(holder=holder, fence=fence, run_number=run, job_id=job_id(document, run))
+
+
+def _next(count: int) -> int:
+    """Valid again, also when a client wrote the largest valid count: only equality matters."""
+    return (count + 1) % (MAX_COUNT + 1)
 
 
 def claim_fields(document: Document, claim: DocumentClaim) -> Fields:
@@ -195,7 +200,7 @@ def claim_fields(document: Document, claim: DocumentClaim) -> Fields:
     fields |= {"status": DocumentStatus.SCHEDULED.value, "scheduled_at": SERVER_TIME}
     if document.data.get("created_at") is None:
         fields["created_at"] = document.created_at  # listings sort by it
-    if claim.run_number > 0:  # a rerun clears the previous result
+    if document.claim is not None:  # a rerun clears the previous result
         fields |= {"started_at": None, "completed_at": None, "result": None, "error": None}
     return fields
 
