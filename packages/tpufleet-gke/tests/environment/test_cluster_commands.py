@@ -134,6 +134,22 @@ def test_ranges_are_sized_once_and_a_plan_beyond_them_is_refused(folder):
     assert ranges(folder) == {**live, "nodes": "10.0.0.0/17"}
 
 
+def test_a_range_beside_that_of_pods_is_compared_with_the_live_one(folder):
+    """Was: with the one that growing pools would have in a new network."""
+    file = folder / "cluster.yaml"
+    beside = "10.128.48.0/20"
+    file.write_text(with_slices(8, services=beside))
+    with pytest.raises(
+        BadInput, match=r"network.services: .* overlaps network.pods \(10.128.0.0/18"
+    ):
+        tpu("cluster", "apply", "--rehearse", "--yes")
+    file.write_text(with_slices(4, services=beside))
+    tpu("cluster", "apply", "--rehearse", "--yes")
+    assert ranges(folder)["pods"] == "10.128.0.0/19"
+    file.write_text(with_slices(8, services=beside))
+    tpu("cluster", "plan", "--rehearse")
+
+
 OTHER_ZONES = {
     "of another region": ("v4-8", "us-central1-a", "us-central2-b"),
     "that does not exist": ("v5e-16", "us-central1-z", "us-central1-a"),

@@ -44,6 +44,11 @@ ERRORS = {
                    "tpu_pools.a.capacity: unknown value 'flexstart'; did you mean flex-start?"),
     "v4 with flex-start": ({"tpu_pools": {"a": {"type": "v4-8", "capacity": "flex-start"}}},
                            "tpu_pools.a.capacity: GKE has no flex-start for v4; for example"),
+    "flex-start of two kinds, of which Kueue asks GKE for one": (
+        {"tpu_pools": {"a": {"type": "v5e-16", "capacity": "flex-start"},
+                       "b": {"type": "v5e-16", "capacity": "flex-start", "slices": 0,
+                             "managed_by": "terraform"}}},
+        "tpu_pools.b.managed_by: tpu_pools.a has the same type and capacity; write the same in"),
     "a reservation missing": ({"tpu_pools": {"a": {"type": "v5e-16", "capacity": "reserved"}}},
                               "tpu_pools.a.reservation: goes with capacity reserved; set"),
     "a disk that the machines cannot have": (

@@ -187,7 +187,10 @@ def test_jobs_on_such_a_pool_ask_for_whole_slices():
     [
         ({"a": {"type": "v5e-16", "topology_aware": True}}, "must see the nodes"),
         ({"a": {**ALWAYS_THERE, "autoscaling": True}}, "must see the nodes"),
-        ({"a": ALWAYS_THERE, "b": {**ALWAYS_THERE, "topology_aware": False}}, "in both or in none"),
+        (
+            {"a": ALWAYS_THERE, "b": {**ALWAYS_THERE, "topology_aware": False}},
+            "write the same in both",
+        ),
     ],
     ids=["provisioner", "autoscaling", "mixed"],
 )

@@ -125,17 +125,19 @@ def _pools(environment: Environment) -> Iterator[Problem]:
                 f"{path}.topology_aware", "Kueue must see the nodes before it admits a job; write "
                 "managed_by: terraform and autoscaling: false",
             )  # fmt: skip
-        others = [
-            other
-            for other, pool in environment.tpu_pools.items()
-            if capacity.flavor_key(pool) == capacity.flavor_key(tpu)
-            and pool.topology_aware < tpu.topology_aware
-        ]
-        if others:
-            yield (
-                f"{path}.topology_aware", f"tpu_pools.{others[0]} has the same type and capacity; "
-                "write it in both or in none",
-            )  # fmt: skip
+        # Kueue asks GKE for the nodes of flex-start slices of Terraform before it admits a job.
+        for field in ("topology_aware", *(["managed_by"] * (tpu.capacity == "flex-start"))):
+            others = [
+                other
+                for other, pool in environment.tpu_pools.items()
+                if capacity.flavor_key(pool) == capacity.flavor_key(tpu)
+                and getattr(pool, field) < getattr(tpu, field)
+            ]
+            if others:
+                yield (
+                    f"{path}.{field}",
+                    f"tpu_pools.{others[0]} has the same type and capacity; write the same in both",
+                )
     named: dict[str, str] = {}
     for path, node_pool in _node_pools(environment):
         if node_pool in named:
@@ -190,23 +192,13 @@ def _ranges(environment: Environment) -> Iterator[Problem]:
         if network.private_endpoint and not ipaddress.IPv4Network(cidr).is_private:
             problem = f"{cidr} cannot reach a private endpoint; write a range of the VPC"
             yield (f"network.authorized_networks.{name}", problem)
-    ranges = {
-        "network.nodes": network.nodes,
-        "network.pods": capacity.pods_range(environment),
-        "network.services": network.services,
-        "network.control_plane": network.control_plane,
-    }
-    parsed = {path: ipaddress.IPv4Network(text) for path, text in ranges.items()}
-    if parsed["network.control_plane"].prefixlen != CONTROL_PLANE_PREFIX:
-        address = parsed["network.control_plane"].network_address
+    control_plane = ipaddress.IPv4Network(network.control_plane)
+    if control_plane.prefixlen != CONTROL_PLANE_PREFIX:
+        address = control_plane.network_address
         yield ("network.control_plane", f"must be a /28; write {address}/28")
-    paths = list(parsed)
-    for index, path in enumerate(paths):
-        for other in paths[index + 1 :]:
-            if parsed[path].overlaps(parsed[other]):
-                yield (other, f"{ranges[other]} overlaps {path} ({ranges[path]})")
+    yield from _overlaps(network, network.pods)
     nodes = capacity.max_nodes(environment)
-    room = parsed["network.nodes"].num_addresses - capacity.RESERVED_ADDRESSES
+    room = ipaddress.IPv4Network(network.nodes).num_addresses - capacity.RESERVED_ADDRESSES
     if nodes > room:
         nearest = capacity.smallest_range(nodes + capacity.RESERVED_ADDRESSES).partition("/")[2]
         yield (
@@ -215,18 +207,37 @@ def _ranges(environment: Environment) -> Iterator[Problem]:
             f"write a /{nearest}",
         )
     addresses = capacity.pod_addresses(environment)
-    if addresses > parsed["network.pods"].num_addresses:
+    room = ipaddress.IPv4Network(capacity.pods_range(environment)).num_addresses
+    if addresses > room:
         nearest = capacity.smallest_range(addresses)
         yield (
             "network.pods",
-            f"{ranges['network.pods']} has {parsed['network.pods'].num_addresses} addresses, "
-            f"{nodes} nodes need {addresses}; write {nearest}, or leave it out",
+            f"{capacity.pods_range(environment)} has {room} addresses, {nodes} nodes need "
+            f"{addresses}; write {nearest}, or leave it out",
         )
+
+
+def _overlaps(network: Network, pods: str) -> Iterator[Problem]:
+    """Where cluster.yaml leaves out the range of pods, it is known only with a plan."""
+    ranges = {
+        "network.nodes": network.nodes,
+        "network.pods": pods,
+        "network.services": network.services,
+        "network.control_plane": network.control_plane,
+    }
+    parsed = {path: ipaddress.IPv4Network(text) for path, text in ranges.items() if text}
+    paths = list(parsed)
+    for index, path in enumerate(paths):
+        for other in paths[index + 1 :]:
+            if parsed[path].overlaps(parsed[other]):
+                yield (other, f"{ranges[other]} overlaps {path} ({ranges[path]})")
 
 
 def live_range_problems(environment: Environment, live: Mapping[str, str]) -> Iterator[Problem]:
     """What a subnetwork with these ranges cannot become. `live` is by field of `network`."""
     network = environment.network
+    if not network.pods:
+        yield from _overlaps(network, live["pods"])
     wanted = {"nodes": network.nodes, "pods": network.pods, "services": network.services}
     for name, now in live.items():
         before = ipaddress.IPv4Network(now)

@@ -56,7 +56,7 @@ def _vpc(environment: Environment) -> list[Block]:
                 Nested(range_name="services", ip_cidr_range=settings.services),
             ],
             # A range in use cannot change. It was sized with a reserve, for pools that grow;
-            # `live_ranges.problems` refuses what does not fit.
+            # `checks.live_range_problems` refuses what does not fit.
             lifecycle=Nested(ignore_changes=[Expression("secondary_ip_range")]),
         ),
     ]  # fmt: skip

@@ -74,13 +74,13 @@ def drift(stage: str, plan: Mapping[str, Any]) -> list[Change]:
 
 
 def subnet_ranges(plan: Mapping[str, Any]) -> Mapping[str, str]:
-    """Of the subnetwork as it is now, by their fields in cluster.yaml; empty before it exists."""
+    """Of the subnetwork as it is now, or as it will be made, by their fields in cluster.yaml."""
     for entry in plan.get("resource_changes", []):
-        before = entry["change"].get("before")
-        if entry["type"] == "google_compute_subnetwork" and before:
-            secondary = before.get("secondary_ip_range") or []
+        subnetwork = entry["change"].get("before") or entry["change"].get("after")
+        if entry["type"] == "google_compute_subnetwork" and subnetwork:
+            secondary = subnetwork.get("secondary_ip_range") or []
             found = {item["range_name"]: item["ip_cidr_range"] for item in secondary}
-            return {"nodes": before["ip_cidr_range"], **found}
+            return {"nodes": subnetwork["ip_cidr_range"], **found}
     return {}
 
 

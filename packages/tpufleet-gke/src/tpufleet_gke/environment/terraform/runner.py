@@ -67,7 +67,7 @@ class StagePlan:
     stage: StageName
     changes: Sequence[Change]
     drift: Sequence[Change]
-    subnet_ranges: Mapping[str, str] = field(default_factory=dict)  # as they are now
+    subnet_ranges: Mapping[str, str] = field(default_factory=dict)  # as they are, or will be made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
