@@ -17,16 +17,20 @@ SERVICES = "|".join(sorted({name.partition(".")[0] for name in PUBLISHED}))
 NAMED = re.compile(
     rf"(?<![\w./@-])(?:{SERVICES})\.(?!googleapis|gke\.|iam\.gs)[a-z]\w+\.(?:\*|[a-z]\w+)(?![\w(.])"
 )
-TEXTS = ("docs/*.md", "deploy/**/*.yaml", "examples/**/*.md", "packages/*/src/**/*.py")
+TEXTS = ("docs/**/*.md", "deploy/**/*.yaml", "examples/**/*.md", "packages/*/src/**/*.py")
+IN_QUOTES = re.compile(rf"(?<=[\"'`]){NAMED.pattern}")  # in tests, which are full of attributes
+TESTS = ("packages/*/tests/**/*.py", "tests/**/*.py")
+# The emulator names methods and kinds of operations; Google is to refuse a role with another.
+OTHERS = ("compute_engine", "test_plan_and_apply.py")
 
 
 def named() -> Iterator[tuple[str, str]]:
-    for pattern in TEXTS:
+    for pattern in (*TEXTS, *TESTS):
+        form = IN_QUOTES if pattern in TESTS else NAMED
         for path in ROOT.glob(pattern):
-            if "compute_engine" in path.parts:
-                continue  # the emulator names methods and kinds of operations
-            for match in NAMED.finditer(path.read_text()):
-                yield str(path.relative_to(ROOT)), match[0]
+            if not {*OTHERS} & {*path.parts}:
+                for match in form.finditer(path.read_text()):
+                    yield str(path.relative_to(ROOT)), match[0]
 
 
 def test_every_permission_that_is_named_exists():

@@ -107,9 +107,9 @@ SUMMARIES = {
         "service-PROJECT_NUMBER@container-engine-robot.iam.gserviceaccount.com",
     ),
     "the provisioner's permission": (
-        'Required "container.nodePools.create" permission(s) for '
+        'Required "container.clusters.update" permission(s) for '
         '"projects/p/locations/us-central1/clusters/c".',
-        "the provisioner lacks container.nodePools.create; grant it roles/container.clusterAdmin "
+        "the provisioner lacks container.clusters.update; grant it roles/container.clusterAdmin "
         "on the project",
     ),
     "disabled API": (

@@ -168,7 +168,7 @@ def test_a_failed_deletion_is_reported_and_retried(make):
 REFUSED_DELETIONS = [
     pytest.param("FAILED_PRECONDITION", "running incompatible operation", id="busy"),
     pytest.param("UNAVAILABLE", "later", id="unavailable"),
-    pytest.param("PERMISSION_DENIED", "container.nodePools.delete", id="permission"),
+    pytest.param("PERMISSION_DENIED", "container.clusters.update", id="permission"),
 ]
 
 

@@ -13,10 +13,13 @@ pytest.importorskip("google.auth", reason="needs the extra `gke`")
 
 from tpufleet.errors import BadInput, BadRequest, PermissionMissing, ProviderUnavailable
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet_gke.environment.terraform import cluster_config
 from tpufleet_gke.provisioner.gke import workload_policies
 from tpufleet_gke.provisioner.model import pool_shapes
 
 PAGE = 40
+LIST, CREATE = "compute.resourcePolicies.list", "compute.resourcePolicies.create"
+OPERATION = "compute.regionOperations.get"
 
 
 class FakeComputeEngine:
@@ -26,6 +29,8 @@ class FakeComputeEngine:
         self.policies: dict[str, dict] = {}
         self.operations: dict[str, list[dict]] = {}  # responses; the last one repeats
         self.errors: list[tuple[int, str]] = []  # for the next calls
+        # https://docs.cloud.google.com/compute/docs/reference/rest/v1: one for each method
+        self.permissions = {LIST, CREATE, OPERATION}
         self.failing: dict[str, str] = {}  # by policy: error of its operation
         self.calls: list[str] = []
         compute = self
@@ -56,16 +61,19 @@ class FakeComputeEngine:
         self._server.shutdown()
         self._server.server_close()
 
-    def next_error(self, path: str) -> tuple[int, dict] | None:
+    def next_error(self, path: str, permission: str) -> tuple[int, dict] | None:
         self.calls.append(path)
         assert path.startswith("/compute/compute/v1/projects/p/regions/us-central1/")
+        if permission not in self.permissions:
+            message = f"Required '{permission}' permission for 'projects/p'"
+            return 403, {"error": {"code": 403, "message": message}}
         if not self.errors:
             return None
         status, message = self.errors.pop(0)
         return status, {"error": {"code": status, "message": message}}
 
     def get(self, path: str) -> tuple[int, dict]:
-        if error := self.next_error(path):
+        if error := self.next_error(path, OPERATION if "/operations/" in path else LIST):
             return error
         if match := re.search(r"/operations/([^/?]+)$", path):
             responses = self.operations[match[1]]
@@ -78,7 +86,7 @@ class FakeComputeEngine:
         return 200, response
 
     def post(self, path: str, policy: dict) -> tuple[int, dict]:
-        if error := self.next_error(path):
+        if error := self.next_error(path, CREATE):
             return error
         name = policy["name"]
         if name in self.policies:
@@ -158,6 +166,18 @@ def test_permanent_errors_are_translated(compute, status, error):
     compute.errors = [(status, "no")] * 10
     with pytest.raises(error, match="no"):
         ensure(compute)
+
+
+@pytest.mark.parametrize("permission", [LIST, CREATE, OPERATION])
+def test_the_missing_permission_is_named(compute, permission):
+    compute.permissions.remove(permission)
+    with pytest.raises(PermissionMissing, match=f"; grant {permission}$"):
+        ensure(compute)
+
+
+def test_the_role_of_the_provisioner_is_enough(compute):
+    compute.permissions = set(cluster_config.PROVISIONER_PERMISSIONS)
+    assert len(ensure(compute).created) == 98
 
 
 def test_the_command(compute, capsys):

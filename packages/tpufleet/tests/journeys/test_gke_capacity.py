@@ -105,7 +105,7 @@ def test_while_everything_is_out_of_stock_the_reason_names_it(gke_fleet):
 @pytest.mark.slow
 def test_a_missing_permission_is_named_as_such_and_retried_without_haste(gke_fleet):
     fleet, cloud = gke_fleet
-    text = 'Required "container.nodePools.create" permission(s) for "projects/p". ' + "More. " * 99
+    text = 'Required "container.clusters.update" permission(s) for "projects/p". ' + "More. " * 99
     cloud.gke.fail_next_call("create", "PERMISSION_DENIED", text, times=10_000)
     job = fleet.submit(accelerator=TYPE, providers=["gke"], zones=[A, B], capacity=["on-demand"])
     fleet.run(600)
@@ -113,7 +113,7 @@ def test_a_missing_permission_is_named_as_such_and_retried_without_haste(gke_fle
     explanation = explain.explain(fleet.store, fleet.job(job), fleet.clock.now())
     refusals = [line for line in explanation.details if line.startswith("no access for v6e-8")]
     assert len(refusals) == 2
-    assert "the provisioner lacks container.nodePools.create; grant it roles/" in refusals[0]
+    assert "the provisioner lacks container.clusters.update; grant it roles/" in refusals[0]
     assert "More." not in str(explanation.details)
     assert [source.detail for source in explanation.sources] == [text, text]
     cloud.gke.stop_failing()

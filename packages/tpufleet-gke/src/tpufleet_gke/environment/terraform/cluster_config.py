@@ -18,9 +18,9 @@ SERVER_KSA = "tpufleet"
 BRIDGE_KSA = "tpufleet-bridge"
 # What the provisioner calls, and nothing else. Those of a cluster are those of its node pools.
 PROVISIONER_PERMISSIONS = (
-    "compute.resourcePolicies.create", "compute.resourcePolicies.get",
-    "compute.resourcePolicies.list", "container.clusters.get", "container.clusters.update",
-    "container.operations.get", "container.operations.list",
+    "compute.regionOperations.get", "compute.resourcePolicies.create",
+    "compute.resourcePolicies.get", "compute.resourcePolicies.list", "container.clusters.get",
+    "container.clusters.update", "container.operations.get", "container.operations.list",
 )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ class ResourcePolicies:
         existing: set[str] = set()
         query: dict[str, str] | None = {}
         while query is not None:
-            page = self._get("/resourcePolicies", query).body
+            page = self._get("/resourcePolicies", query, "compute.resourcePolicies.list").body
             existing |= {item["name"] for item in page.get("items", ())}
             query = {"pageToken": page["nextPageToken"]} if "nextPageToken" in page else None
         return [name for name in required_policies() if name not in existing]
@@ -66,21 +66,26 @@ class ResourcePolicies:
     def create(self, name: str) -> str | None:
         """Start creating. Returns the operation, or None when the policy exists."""
         path, policy = f"{self._region}/resourcePolicies", required_policies()[name]
-        answer = self._call(lambda: self._google.post("compute", path, policy))
+        answer = self._call(
+            lambda: self._google.post("compute", path, policy), "compute.resourcePolicies.create"
+        )
         return None if answer.status == 409 else str(answer.body["name"])
 
     def operation_error(self, operation: str) -> str | None:
         """None while the operation runs; empty when it succeeded; else the error."""
-        response = self._get(f"/operations/{operation}", {}).body
+        path = f"/operations/{operation}"
+        response = self._get(path, {}, "compute.regionOperations.get").body
         if response.get("status") != "DONE":
             return None
         errors = (response.get("error") or {}).get("errors") or ()
         return "; ".join(error.get("message") or error.get("code", "") for error in errors)
 
-    def _get(self, path: str, query: Mapping[str, str]) -> Answer:
-        return self._call(lambda: self._google.get("compute", self._region + path, **query))
+    def _get(self, path: str, query: Mapping[str, str], permission: str) -> Answer:
+        return self._call(
+            lambda: self._google.get("compute", self._region + path, **query), permission
+        )
 
-    def _call(self, send: Callable[[], Answer]) -> Answer:
+    def _call(self, send: Callable[[], Answer], permission: str) -> Answer:
         backoff = Backoff(first=RETRY_FIRST, longest=RETRY_LONGEST)
         answer = send()
         while answer.status == 429 or answer.status >= 500:
@@ -94,7 +99,7 @@ class ResourcePolicies:
         kind: type[FleetError] = BadRequest
         hint = ""
         if answer.status in (401, 403):
-            kind, hint = PermissionMissing, "; grant compute.resourcePolicies.create and .list"
+            kind, hint = PermissionMissing, f"; grant {permission}"
         elif answer.status == 429 or answer.status >= 500:
             kind = ProviderUnavailable
         raise kind(f"Compute Engine: {answer.message}{hint}")
