@@ -13,6 +13,7 @@ from typing import Any
 from tests.provisioner import builders
 from tests.provisioner.simulated_nodes import SimulatedNodes
 from tpufleet.clocks import ManualClock
+from tpufleet.errors import ProviderUnavailable
 from tpufleet_gke.provisioner.gke.node_pools import GkeNodePools, NodePools
 from tpufleet_gke.provisioner.kube.pool_events import EventReporter
 from tpufleet_gke.provisioner.loop import Provisioner
@@ -88,6 +89,7 @@ class ProvisionerHarness:
         self.stale_reason: str | None = None
         self.jobs: list[Any] = []  # of JobSets
         self.misfits: dict[str, Any] = {}
+        self.failing_saves = 0  # how many of the next ones
         self.other_owners: dict[str, list[Any]] = {}  # of kinds other than JobSet, by kind
         self.create_executor = ThreadPoolExecutor(self.settings.concurrency)
         self.delete_executor = ThreadPoolExecutor(self.settings.concurrency)
@@ -165,6 +167,9 @@ class ProvisionerHarness:
         return self.misfits
 
     def save_misfits(self, misfits: Any) -> None:
+        if self.failing_saves:
+            self.failing_saves -= 1
+            raise ProviderUnavailable("etcdserver: request timed out")
         self.misfits = dict(misfits)
 
     def fetch_owner(self, namespace: str, name: str) -> pod_owners.OwnerStatus | None:

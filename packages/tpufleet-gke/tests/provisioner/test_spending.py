@@ -122,7 +122,9 @@ def test_one_cause_is_logged_once_for_all_pods(harness, caplog):
     assert len(warnings) == 1
 
 
-def test_a_restart_does_not_forget_that_a_pod_fits_no_pool(harness):
+@pytest.mark.parametrize("failing", [0, 3], ids=["saved at once", "saved again"])
+def test_a_restart_does_not_forget_that_a_pod_fits_no_pool(harness, failing):
+    harness.failing_saves = failing
     harness.submit(**MISFITS["another extended resource"][0])
     harness.advance(15 * MINUTE)
     assert len(harness.gke.created) == 1 and harness.states() == {}

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -84,6 +84,8 @@ class Provisioner:
         self.last_success = clock.uptime()  # of a reconciliation; at first: creation
         self._logged_plan: set[str] = set()
         self._saved_misfits: dict[str, Any] | None = None  # None: not read as the leader yet
+        self._saving: Future[dict[str, Any] | None] | None = None
+        self._save_error = ""  # as logged
         self._wake = threading.Event()
         self._closing = threading.Event()
 
@@ -157,18 +159,29 @@ class Provisioner:
         self._saved_misfits = self.tracker.backoff.misfits
 
     def _save_misfits(self) -> None:
+        """One save at a time, so that none overtakes another, and again after one that failed."""
+        if self._saving is not None:
+            if not self._saving.done():
+                return
+            done, self._saving = self._saving, None
+            saved = done.result()
+            self._saved_misfits = self._saved_misfits if saved is None else saved
         misfits = self.tracker.backoff.misfits
         if misfits == self._saved_misfits or self._dry_run:
             return
-        self._saved_misfits = misfits
 
-        def save() -> None:
+        def save() -> dict[str, Any] | None:
             try:
                 self._cluster.save_misfits(misfits)
             except FleetError as error:
-                _log_misfits("save", error)
+                if str(error) != self._save_error:
+                    _log_misfits("save", error)
+                self._save_error = str(error)
+                return None
+            self._save_error = ""
+            return misfits
 
-        self._delete_executor.submit(save)
+        self._saving = self._delete_executor.submit(save)
 
     def _read_failures(
         self, pools: Sequence[ObservedPool], now: datetime
