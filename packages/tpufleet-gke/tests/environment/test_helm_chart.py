@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from functools import cache
 from typing import Any
 
@@ -93,6 +94,27 @@ def test_options_of_the_bridge_reach_it():
     (container,) = bridge["spec"]["template"]["spec"]["containers"]
     assert {"--accelerator=v6e-1", "--pool=web"} <= set(container["args"])
     assert "--accelerator=v5e-1" not in container["args"]
+
+
+def test_an_environment_with_the_firestore_bridge_runs_it(tmp_path):
+    """Was: it had an account, and no pods."""
+    spot = {"type": "v5e-1", "capacity": "spot"}
+    built = environment(
+        server={"firestore_bridge": True}, tpu_pools={"a": {"type": "v5p-128"}, "b": spot}
+    )
+    values = tmp_path / "values.yaml"
+    values.write_text(helm_values.text(built))
+    [bridge] = [
+        item for item in helm_rendered("--values", str(values))
+        if item["kind"] == "Deployment" and item["metadata"]["name"] == helm_chart.BRIDGE
+    ]  # fmt: skip
+    assert bridge["spec"]["replicas"] == 2
+    [container] = bridge["spec"]["template"]["spec"]["containers"]
+    command = [sys.executable, "-m", "tpufleet", *container["args"], "--help"]
+    assert {"--accelerator=v5e-1", "--capacity=spot"} <= set(command)
+    # Options are parsed before help is shown, so that an invalid one fails.
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_values_of_an_environment_leave_no_placeholder(tmp_path):

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 import yaml
 
 from tpufleet import __version__
+from tpufleet.model.tpu.type_lookup import short_name
 from tpufleet.model.values import encoding
 from tpufleet_gke.environment.addons import compute_classes
 from tpufleet_gke.environment.addons.team_manifests import HEADER
-from tpufleet_gke.environment.config import names
-from tpufleet_gke.environment.config.sections import Environment
+from tpufleet_gke.environment.config import capacity, names
+from tpufleet_gke.environment.config.sections import Environment, TpuPool
+
+BRIDGE_REPLICAS = 2  # one takes over the claims of the other
 
 
 def text(environment: Environment) -> str:
@@ -25,7 +28,22 @@ def text(environment: Environment) -> str:
         "settings": _server_settings(environment),
         "replicas": {"server": environment.server.replicas},
     }
+    if environment.server.firestore_bridge and environment.tpu_pools:
+        values["bridge"] = _bridge_options(environment)
+        values["replicas"] = {"server": environment.server.replicas, "bridge": BRIDGE_REPLICAS}
     return HEADER + yaml.safe_dump(values, sort_keys=False)
+
+
+def _bridge_options(environment: Environment) -> list[str]:
+    """The smallest slices that there are, because the code of a document is one program."""
+
+    def size(pool: TpuPool) -> tuple[bool, int, int]:
+        shape = capacity.shape(pool)
+        return not pool.slices, shape.hosts, shape.chips
+
+    pool = min(environment.tpu_pools.values(), key=size)
+    kind = "queued" if pool.capacity == "flex-start" else pool.capacity
+    return [f"--accelerator={short_name(pool.type)}", f"--capacity={kind}"]
 
 
 def settings_env(environment: Environment) -> str:

@@ -315,7 +315,9 @@ class Server(Section, frozen=True, kw_only=True):
         about("Image of server, provisioner and jobs, with its tag.", default="in the registry"),
     ] = ""
     replicas: Annotated[int, Meta(ge=1, le=10), about("Replicas of the server.")] = 2
-    firestore_bridge: Annotated[bool, about("Service account of the Firestore bridge.")] = False
+    firestore_bridge: Annotated[bool, about("Firestore bridge, with an account of its own.")] = (
+        False
+    )
 
 
 class AddOns(Section, frozen=True, kw_only=True):
