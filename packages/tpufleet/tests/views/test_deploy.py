@@ -22,6 +22,9 @@ def test_an_overlay_has_the_values_and_no_placeholder(tpu, tmp_path):
     folder = tmp_path / "fleet"
     output = tpu.ok("deploy", "init", str(folder), *OPTIONS, *STORE, "--zone", "us-central1-b")
     assert f"kubectl apply --server-side -k {folder}" in output
+    # Else flavors and priorities have two owners.
+    queues = output.partition("  deploy:")[0].partition("  queues:")[2]
+    assert queues.index("`tpu cluster install`") < queues.index(f"{folder / 'k8s'}/queues")
     settings = dict(line.split("=") for line in (folder / "settings.env").read_text().splitlines())
     assert settings["TPUFLEET_GKE_ZONES"] == "us-central1-a,us-central1-b"
     assert settings["TPUFLEET_BUCKET"] == "gs://my-project-tpufleet"

@@ -107,7 +107,8 @@ def init(
         {"folder": str(folder), "admin_token_file": str(token)},
         f"wrote {folder}; secrets/ is not for version control\n"
         "  review: settings.env\n"
-        f"  queues: kubectl apply --server-side -k {folder / COPIED}/queues\n"
+        "  queues: those of `tpu cluster install`; without a cluster.yaml:\n"
+        f"          kubectl apply --server-side -k {folder / COPIED}/queues\n"
         f"  deploy: kubectl apply --server-side -k {folder}\n"
         "  use:    kubectl -n tpufleet-system port-forward service/tpufleet 8470 &\n"
         f"          TPUFLEET_SERVER=http://127.0.0.1:8470 TPUFLEET_TOKEN_FILE={token} tpu status\n"
