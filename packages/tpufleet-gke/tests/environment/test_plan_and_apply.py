@@ -23,6 +23,7 @@ pytest.importorskip("grpc", reason="needs the extra `gke`: pip install 'tpufleet
 from tpufleet_testbed.terraform.emulated_google_cloud import (
     EmulatedGoogleCloud,
     Refused,
+    key_of,
     project_number,
 )
 from tpufleet_testbed.terraform.google_provider import serve
@@ -247,3 +248,10 @@ def test_the_rehearsal_refuses_what_google_refuses(tmp_path, kind, record, messa
     with pytest.raises(Refused, match=message):
         cloud.create(kind, {"name": "x", **record})
     assert cloud.records() == {}
+    with pytest.raises(Refused, match="does not exist"):
+        cloud.update(kind, {"name": "x"})
+    existing = {key_of(kind, {"name": "x"}): {"name": "x"}}
+    cloud.write(existing)
+    with pytest.raises(Refused, match=message):  # a change to it
+        cloud.update(kind, {"name": "x", **record})
+    assert cloud.records() == existing

@@ -109,16 +109,16 @@ class EmulatedGoogleCloud:
             records, key = self.records(), key_of(kind, record)
             if key in records:
                 raise Refused(f"409 alreadyExists: {key} already exists.")
-            self._check_references(kind, record, records)
-            _check_member(record, records)
-            _check_enabled(kind, record, records)
-            _check_values(kind, record)
+            _check(kind, record, records)
             self.write({**records, key: record})
 
     def update(self, kind: str, record: Record) -> None:
         with self._lock:
             records, key = self.records(), key_of(kind, record)
-            if kind == "google_compute_subnetwork" and key in records:
+            if key not in records:
+                raise Refused(f"404 notFound: {key} does not exist.")
+            _check(kind, record, records)
+            if kind == "google_compute_subnetwork":
                 _check_ranges(records[key], record)
             self.write({**records, key: record})
 
@@ -143,18 +143,27 @@ class EmulatedGoogleCloud:
                 return record
         return None
 
-    def _check_references(self, kind: str, record: Record, records: dict[str, Record]) -> None:
-        for (owner, argument), (target, attribute) in REFERENCES.items():
-            if owner != kind or record.get(argument) is None:
-                continue
-            wanted = record[argument]
-            existing = [
-                other[attribute]
-                for key, other in records.items()
-                if key.startswith(f"{target}/") and other.get(attribute)
-            ]
-            if wanted not in existing:
-                raise Refused(f"404 notFound: {target} {wanted} does not exist.")
+
+def _check(kind: str, record: Record, records: dict[str, Record]) -> None:
+    """Of a new resource and of a changed one."""
+    _check_references(kind, record, records)
+    _check_member(record, records)
+    _check_enabled(kind, record, records)
+    _check_values(kind, record)
+
+
+def _check_references(kind: str, record: Record, records: dict[str, Record]) -> None:
+    for (owner, argument), (target, attribute) in REFERENCES.items():
+        if owner != kind or record.get(argument) is None:
+            continue
+        wanted = record[argument]
+        existing = [
+            other[attribute]
+            for key, other in records.items()
+            if key.startswith(f"{target}/") and other.get(attribute)
+        ]
+        if wanted not in existing:
+            raise Refused(f"404 notFound: {target} {wanted} does not exist.")
 
 
 def _check_member(record: Record, records: dict[str, Record]) -> None:
