@@ -166,6 +166,21 @@ def test_what_was_created_with_a_stolen_token_is_revoked_with_it(service):
         assert ci.me().name == "mel"
 
 
+def test_a_token_does_not_outlive_its_ancestor_because_its_parent_was_revoked_first(service):
+    mel, stolen = service.client("mel"), service.client("mel").create_token(note="laptop")
+    with FleetClient(service.url, stolen.token) as thief:
+        child = thief.create_token()
+    with FleetClient(service.url, child.token) as thief:
+        grandchild = thief.create_token()
+    with FleetClient(service.url, grandchild.token) as thief:
+        assert [row.id for row in thief.revoke_token(child.id).revoked] == [child.id]
+        last = thief.create_token()
+    ended = mel.revoke_token(stolen.id)
+    assert {row.id for row in ended.revoked} == {stolen.id, grandchild.id, last.id}
+    with FleetClient(service.url, grandchild.token) as thief, pytest.raises(Unauthorized):
+        thief.me()
+
+
 def test_a_token_stays_valid_when_the_one_that_it_replaced_is_revoked_with_it(service):
     old = service.client("mel").create_token()
     with FleetClient(service.url, old.token) as client:

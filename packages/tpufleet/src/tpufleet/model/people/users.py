@@ -45,7 +45,7 @@ class Token:
     scope: TokenScope = TokenScope.FULL
     replaced_by: str | None = None  # id of the token that it was rotated to
     session_of: str | None = None  # of a browser session: id of the token that logged it in
-    created_by: tuple[str, ...] = ()  # ids of the token and the session that it was created with
+    created_by: tuple[str, ...] = ()  # ids of the token and session it was created with, and theirs
 
     def expired(self, now: datetime) -> bool:
         return self.expires_at is not None and now >= self.expires_at

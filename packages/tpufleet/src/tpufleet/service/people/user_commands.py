@@ -155,7 +155,7 @@ def create_token(context: CommandContext, new: NewToken, *, limit: int) -> Creat
             note=new.note,
             expires_at=_expiry(context, new.expires_in, user),
             scope=new.scope,
-            created_by=_credentials(context),
+            created_by=_ancestry(context),
         ),
         limit,
     )
@@ -217,7 +217,7 @@ def rotate_token(
             created_at=context.now,
             last_used_at=None,
             expires_at=None if lifetime is None else context.now + lifetime,
-            created_by=_credentials(context),
+            created_by=_ancestry(context),
         ),
         2 * limit,
     )
@@ -280,6 +280,14 @@ def _credentials(context: CommandContext) -> tuple[str, ...]:
     return tuple(each for each in (context.caller.token_id, context.caller.session_id) if each)
 
 
+def _ancestry(context: CommandContext) -> tuple[str, ...]:
+    """The credentials of the caller and what those were created with, also what no longer exists:
+    revoking any of them reaches what the caller creates now."""
+    own = _credentials(context)
+    known = [each for each in context.store.tokens(context.caller.name) if each.id in own]
+    return tuple(dict.fromkeys([*own, *(each for token in known for each in token.created_by)]))
+
+
 def revoke_token(context: CommandContext, token_id: str) -> RevokedTokens:
     """A token or a browser session, with what was created with it."""
     return _revoke(context, [find_token(context, token_id)])
@@ -297,18 +305,19 @@ def revoke_tokens_of(context: CommandContext, user: str) -> RevokedTokens:
 def _revoke(context: CommandContext, tokens: Sequence[Token]) -> RevokedTokens:
     """With the sessions that they logged in and the tokens that their user created with them: who
     stole a token has those too. Not the one that the caller uses."""
-    for token in tokens:
-        context.store.delete_token(token.id)
-    used = _credentials(context)
-    known = context.store.tokens(None if context.caller.is_admin else context.caller.name)
-    others = [each for each in known if each.id not in used]
-    family = {token.id: token for token in tokens}
-    while created := [each for each in others if each.id not in family and _from(each, family)]:
+    used, users = _credentials(context), {token.user for token in tokens}
+    family: dict[str, Token] = {}
+    created = list(tokens)
+    while created:
         family.update((each.id, each) for each in created)
-    users = {token.user for token in tokens}
+        for each in created:
+            if each.user in users:
+                context.store.delete_token(each.id)
+        # Read again: they may have created more until they were deleted.
+        known = context.store.tokens(None if context.caller.is_admin else context.caller.name)
+        others = [each for each in known if each.id not in used and each.id not in family]
+        created = [each for each in others if _from(each, family)]
     revoked = [each for each in family.values() if each.user in users]
-    for each in revoked:
-        context.store.delete_token(each.id)
     remaining = [
         each
         for each in family.values()
