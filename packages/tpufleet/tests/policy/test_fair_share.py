@@ -55,9 +55,10 @@ def running(job, slices=1, hours=None):
     return Occupant(job_id=job, priority=0, since=NOW, slices=slices, ends_by=ends)
 
 
-def queued(job, slices=1, hours=None):
+def queued(job, slices=1, hours=None, begins=0, owner="mel"):
     runs = None if hours is None else hours * hour
-    return QueuedDemand(job_id=job, slices=slices, runs_for=runs)
+    at = NOW + begins * hour
+    return QueuedDemand(job_id=job, slices=slices, runs_for=runs, owner=owner, not_before=at)
 
 
 def forecast(job, hours, behind=None, until=None):
@@ -90,8 +91,31 @@ def forecast(job, hours, behind=None, until=None):
             [running("x", hours=2), running("y", hours=1)],
             [forecast("a", 2, "x", 2)],
         ),
+        (
+            [queued("a", begins=5), queued("b", hours=1)],
+            1,
+            [],
+            [forecast("a", 5), forecast("b", 0)],
+        ),
+        ([queued("a", begins=5), queued("b")], 1, [], [forecast("a", None, "b"), forecast("b", 0)]),
+        (
+            [queued("a", begins=5, hours=1), queued("b", hours=6), queued("c", hours=1)],
+            1,
+            [],
+            [forecast("a", 6, "b", 6), forecast("b", 0), forecast("c", 7, "a", 7)],
+        ),
     ],
-    ids=["free", "known-end", "unknown-end", "one-after-another", "endless-ahead", "gang"],
+    ids=[
+        "free",
+        "known-end",
+        "unknown-end",
+        "one-after-another",
+        "endless-ahead",
+        "gang",
+        "starts-later",
+        "later-behind-an-endless-one",
+        "later-but-first",
+    ],
 )
 def test_forecast(queue, available, occupants, expected):
     assert forecast_queue(queue, available, occupants, NOW) == expected
@@ -118,18 +142,20 @@ def claim(hours, slices=1, owner="zoe", starts=0):
     ],
 )
 def test_forecast_within_limits(demand, available, claims, room, hours):
-    begins = NOW + demand["begins"] * hour if "begins" in demand else None
-    job = QueuedDemand(
-        job_id="a",
-        slices=1,
-        runs_for=demand.get("hours", 1) * hour,
-        owner=demand.get("owner", "mel"),
-        not_before=begins,
-    )
+    job = queued("a", **{"hours": 1, **demand})
     ends = NOW + room["end"] * hour if "end" in room else None
     own = Occupant(job_id="x", priority=0, since=NOW, slices=1, ends_by=ends, owner="mel")
     (found,) = forecast_queue([job], available, [own], NOW, claims, room)
     assert found.starts_at == (None if hours is None else NOW + hours * hour)
+
+
+def test_jobs_that_reservations_or_quotas_delay_do_not_block_the_queue():
+    queue = [queued("a", hours=4), queued("b", hours=1), queued("c", hours=1, owner="zoe")]
+    own = Occupant(job_id="x", priority=0, since=NOW, slices=1, ends_by=NOW + 6 * hour, owner="mel")
+    reserved = forecast_queue(queue, 1, [], NOW, [claim(3, starts=2)])
+    assert [each.starts_at for each in reserved] == [NOW + 3 * hour, NOW, NOW + hour]
+    limited = forecast_queue(queue, 1, [own], NOW, room={"mel": 0})
+    assert [each.starts_at for each in limited] == [NOW + 6 * hour, NOW + 10 * hour, NOW]
 
 
 demands = st.builds(queued, st.uuids().map(str), st.integers(1, 4), st.none() | st.integers(1, 9))

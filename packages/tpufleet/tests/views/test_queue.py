@@ -11,6 +11,7 @@ from tests.views.cli_runner import Tpu
 from tests.views.job_scenarios import cancelled
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import Reservation
+from tpufleet.model.fleet.server_status import CONTROLLER_REPORT, ControllerReport
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job.jobs import JobState
 from tpufleet.model.people.budgets import (
@@ -21,6 +22,7 @@ from tpufleet.model.people.budgets import (
     BudgetUse,
 )
 from tpufleet.model.values.encoding import to_json
+from tpufleet.policy.accounting import budgets
 from tpufleet.policy.scheduling.fair_share import LEDGER_NAME, UsageLedger
 from tpufleet.stores.base import ChangeSet
 
@@ -86,6 +88,46 @@ def test_a_spent_budget_keeps_a_job_from_starting_now(world, tpu, pool):
     report = BudgetReport(budgets=(spent,), now=world.clock.now())
     world.store.put_metadata(BUDGET_REPORT, to_json(report).decode())
     assert tpu.json("queue")["queue"][0]["earliest_start"] is None
+
+
+def test_a_job_that_may_start_next_month_leaves_its_slice_to_the_next(world, tpu, pool):
+    world.add_slice("s-1", None, pool=pool)
+    now = world.clock.now()
+    spent = BudgetUse(
+        scope=BudgetScope.USER, name="ada", usd=1, period=BudgetPeriod.MONTH, spent=2, since=now
+    )
+    report = BudgetReport(budgets=(spent,), now=now)
+    world.store.put_metadata(BUDGET_REPORT, to_json(report).decode())
+    submit(world, "first", by="ada", pool=pool, timeout="1h")
+    submit(world, "next", pool=pool, timeout="1h")
+    first, following = world.client().queue()
+    assert following.earliest_start == world.clock.now() and following.behind is None
+    assert first.earliest_start == budgets.period_end(BudgetPeriod.MONTH, now)
+    assert tpu.json("why", "next")["until"] == tpu.json("queue")["queue"][1]["earliest_start"]
+
+
+@pytest.mark.parametrize("limit", ["pool", "server"])
+def test_a_job_over_the_quota_of_its_owner_waits_for_a_job_of_theirs(world, limit):
+    quota = {limit: 1}
+    lab = Pool(
+        name="lab", provider="local", accelerator="v5litepod-16", largest=2,
+        slices_per_user=quota.get("pool"),
+    )  # fmt: skip
+    world.store.commit(ChangeSet(pools=[lab]))
+    report = ControllerReport(
+        holder="one", leader_since=world.clock.now(), reported_at=world.clock.now(),
+        slices_per_user=quota.get("server"),
+    )  # fmt: skip
+    world.store.put_metadata(CONTROLLER_REPORT, to_json(report).decode())
+    submit(world, "runs", pool="lab", timeout="2h", grace="0s")
+    world.add_slice("s-1", "runs", pool="lab")
+    began = world.clock.now()
+    world.add_attempt("runs", 0, "s-1", running_at=began)
+    world.change_job("runs", state=JobState.RUNNING)
+    submit(world, "more", pool="lab")
+    submit(world, "other", by="ada", pool="lab")
+    starts = {each.job.name: each.earliest_start for each in world.client().queue()}
+    assert starts == {"more": began + timedelta(hours=2), "other": world.clock.now()}
 
 
 def test_own_jobs_are_reordered_but_not_ahead_of_others(world, tpu: Tpu, admin: Tpu, pool):

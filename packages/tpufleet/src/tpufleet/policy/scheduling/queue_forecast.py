@@ -48,55 +48,81 @@ def forecast_queue(
     claims: Sequence[Claim] = (),
     room: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Forecast]:
-    """In the order of the queue, without backfill: each job starts after the one before it. `room`:
-    how many more slices the quotas of users allow, of those who have one."""
-    quotas = _Quotas(room, occupants)
+    """In the order of the queue, without backfill: a job that lacks slices blocks those behind it;
+    one that waits for anything else does not, as in placement. `room`: how many more slices the
+    quotas of users allow, of those who have one."""
+    quotas = _Quotas(room)
     ends = [
-        (each.ends_by, index, each.slices, each.job_id)
-        for index, each in enumerate(occupants)
+        (each.ends_by, -1, each.slices, each.owner, each.job_id)
+        for each in occupants
         if each.ends_by is not None
     ]
     heapq.heapify(ends)
     endless = [each.job_id for each in occupants if each.ends_by is None]
-    moment: datetime | None = now  # the start of the job before; None: unknown
-    forecasts: list[Forecast] = []
-    for index, demand in enumerate(queue):
-        behind: JobId | None = None
-        until: datetime | None = None
-        while moment is not None and available < demand.slices:
-            if not ends:
-                moment = None
-                break
-            until, _, freed, behind = heapq.heappop(ends)
-            moment = max(moment, until)
+    # Indices of jobs: of those that may start, with the moment since when; and of those later.
+    ready: list[tuple[int, datetime]] = []
+    later = [(max(now, each.not_before or now), index) for index, each in enumerate(queue)]
+    heapq.heapify(later)
+    forecasts: dict[int, Forecast] = {}
+    behind: JobId | None = None  # the job that ended last, and when
+    until: datetime | None = None
+    moment = now
+    while later or ends:
+        moment = max(moment, min(each[0][0] for each in (later, ends) if each))
+        while ends and ends[0][0] <= moment:
+            until, _, freed, owner, behind = heapq.heappop(ends)
             available += freed
-        if moment is None:
-            ahead = queue[index - 1].job_id if index else None
-            blocker = endless[0] if endless and not index else ahead
-            forecasts.append(Forecast(job_id=demand.job_id, starts_at=None, behind=blocker))
-            continue
-        starts_at = quotas.start(demand, _after_claims(demand, moment, available, claims))
-        forecasts.append(
-            Forecast(job_id=demand.job_id, starts_at=starts_at, behind=behind, until=until)
-        )
-        if starts_at is None:
-            continue  # it does not block the queue
-        available -= demand.slices
-        if demand.runs_for is not None:
-            ends_at = starts_at + demand.runs_for
-            entry = (ends_at, len(occupants) + index, demand.slices, demand.job_id)
-            heapq.heappush(ends, entry)
-        else:
-            endless.append(demand.job_id)
-    return forecasts
+            for index in quotas.release(owner, freed):
+                heapq.heappush(ready, (index, moment))
+        while later and later[0][0] <= moment:
+            heapq.heappush(ready, (heapq.heappop(later)[1], moment))
+        while ready:
+            index, since = ready[0]
+            demand = queue[index]
+            opens = _after_claims(demand, moment, available, claims)
+            if opens > moment:
+                heapq.heappop(ready)
+                heapq.heappush(later, (opens, index))
+                continue
+            if not quotas.allow(demand, index):
+                heapq.heappop(ready)
+                continue
+            if demand.slices > available:
+                break
+            heapq.heappop(ready)
+            waited = since < moment
+            forecasts[index] = Forecast(
+                job_id=demand.job_id,
+                starts_at=moment,
+                behind=behind if waited else None,
+                until=until if waited else None,
+            )
+            available -= demand.slices
+            for following in quotas.take(demand):
+                heapq.heappush(ready, (following, moment))
+            if demand.runs_for is None:
+                endless.append(demand.job_id)
+            else:
+                ends_at = moment + demand.runs_for
+                heapq.heappush(ends, (ends_at, index, demand.slices, demand.owner, demand.job_id))
+    ahead = endless[-1] if endless else None
+    for index, _ in sorted(ready):
+        job_id = queue[index].job_id
+        forecasts[index] = Forecast(job_id=job_id, starts_at=None, behind=ahead)
+        ahead = job_id
+    return [
+        forecasts.get(index, Forecast(job_id=each.job_id, starts_at=None))
+        for index, each in enumerate(queue)
+    ]
 
 
 def _after_claims(
     demand: QueuedDemand, moment: datetime, available: int, claims: Sequence[Claim]
 ) -> datetime:
-    """When they leave enough for as long as the job runs; as placement decides."""
-    start = max(moment, demand.not_before or moment)
-    length = demand.runs_for or UNLIMITED_COUNTS_AS
+    """When they leave enough for as long as the job runs, if there is enough without them."""
+    if demand.slices > available:
+        return moment
+    start, length = moment, demand.runs_for or UNLIMITED_COUNTS_AS
     while True:
         kept = [
             claim
@@ -111,27 +137,30 @@ def _after_claims(
 
 
 class _Quotas:
-    """How many more slices each user may hold, as their jobs start and end."""
+    """How many more slices each user may hold, and the jobs that wait for it by their size: of a
+    size, the first is tried alone."""
 
-    def __init__(self, room: Mapping[str, int], occupants: Sequence[Occupant]) -> None:
+    def __init__(self, room: Mapping[str, int]) -> None:
         self._room = dict(room)
-        self._ends: dict[str, list[tuple[datetime, int]]] = {}
-        for each in occupants:
-            if each.owner in self._room and each.ends_by is not None:
-                heapq.heappush(self._ends.setdefault(each.owner, []), (each.ends_by, each.slices))
+        self._waiting: dict[str, dict[int, list[int]]] = {}
 
-    def start(self, demand: QueuedDemand, moment: datetime) -> datetime | None:
-        """From this moment on; None while it is unknown when jobs of its owner end."""
-        if demand.owner not in self._room:
-            return moment
-        ends = self._ends.setdefault(demand.owner, [])
-        while self._room[demand.owner] < demand.slices:
-            if not ends:
-                return None
-            ended, slices = heapq.heappop(ends)
-            self._room[demand.owner] += slices
-            moment = max(moment, ended)
-        self._room[demand.owner] -= demand.slices
-        if demand.runs_for is not None:
-            heapq.heappush(ends, (moment + demand.runs_for, demand.slices))
-        return moment
+    def allow(self, demand: QueuedDemand, index: int) -> bool:
+        if self._room.get(demand.owner, demand.slices) >= demand.slices:
+            return True
+        sizes = self._waiting.setdefault(demand.owner, {})
+        heapq.heappush(sizes.setdefault(demand.slices, []), index)
+        return False
+
+    def take(self, demand: QueuedDemand) -> list[int]:
+        """The job that may be next, if any."""
+        if demand.owner in self._room:
+            self._room[demand.owner] -= demand.slices
+        waiting = self._waiting.get(demand.owner, {}).get(demand.slices)
+        return [heapq.heappop(waiting)] if waiting else []
+
+    def release(self, owner: str, slices: int) -> list[int]:
+        """Jobs that may be next."""
+        if owner in self._room:
+            self._room[owner] += slices
+        sizes = self._waiting.get(owner, {})
+        return [heapq.heappop(waiting) for waiting in sizes.values() if waiting]
