@@ -22,6 +22,7 @@ from tests.polling import wait_until
 from tpufleet import deep_folders
 from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.containment import Mechanism
+from tpufleet.linux import sandbox
 from tpufleet.linux.cgroups import Cgroup
 from tpufleet.model.job.end_reasons import EndReason
 
@@ -323,7 +324,9 @@ def test_jobs_of_members_share_nothing_with_other_jobs(reachable_folder):
         found = containment.with_users(found, "", "nobody")
     member = found.for_owner(admin=False)
     name = uuid.uuid4().hex
-    assert_nothing_is_shared(member, state, name)
+    assert_nothing_is_shared(
+        member, state, name, *map(str, containment.SCRATCH), "System V", "keyring"
+    )
     for folder in containment.SCRATCH:
         assert not (folder / f"tpufleet-test-{name}").exists()
 
@@ -334,7 +337,23 @@ def test_without_namespaces_jobs_of_members_still_have_limits_and_no_keyring(tmp
     found = containment.detect(state, [state], only=Mechanism.MARKS)
     member = found.for_owner(admin=False)
     assert "share /tmp and shared memory" in found.description
-    assert_nothing_is_shared(member, state, uuid.uuid4().hex, "abstract socket", "keyring")
+    assert_nothing_is_shared(member, state, uuid.uuid4().hex, "keyring")
+
+
+@pytest.mark.parametrize("only", [None, Mechanism.MARKS])
+def test_jobs_of_members_share_no_abstract_sockets(reachable_folder, only):
+    if not sys.platform.startswith("linux") or not sandbox.confines_sockets():
+        pytest.skip("needs Linux 6.12 with Landlock")
+    state = reachable_folder / "state"
+    member = containment.detect(state, [state], only=only).for_owner(admin=False)
+    assert_nothing_is_shared(member, state, uuid.uuid4().hex, "abstract socket")
+
+
+def test_that_jobs_share_abstract_sockets_is_named(tmp_path):
+    found = replace(containment.detect(tmp_path, [tmp_path]), shares_sockets=True)
+    assert found.weak and "jobs share abstract sockets" in found.description
+    assert "sockets" not in replace(found, shares_sockets=False).description
+    assert "sockets" not in replace(found, hidden=()).description, "no jobs of others are there"
 
 
 def assert_nothing_is_shared(member, state, name, *ways):

@@ -195,13 +195,19 @@ def keep_to_itself(limits: dict | None) -> None:
         hardest = resource.getrlimit(kind)[1]
         value = value if hardest == resource.RLIM_INFINITY else min(value, hardest)
         resource.setrlimit(kind, (value, value))
-    if _libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, LANDLOCK_VERSION) >= LANDLOCK_SCOPES_SINCE:
+    if confines_sockets():
         rules = (ctypes.c_uint64 * 3)(0, 0, LANDLOCK_SCOPE_ABSTRACT_SOCKETS)
         ruleset = _libc.syscall(LANDLOCK_CREATE_RULESET, rules, ctypes.sizeof(rules), 0)
         call("syscall", LANDLOCK_RESTRICT_SELF, ruleset, 0)
         os.close(ruleset)
     if os.uname().machine in KEY_CALLS:
         refuse_calls(*KEY_CALLS[os.uname().machine])
+
+
+def confines_sockets() -> bool:
+    """Whether the kernel can keep abstract sockets of other jobs from a process."""
+    version = _libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, LANDLOCK_VERSION)
+    return version >= LANDLOCK_SCOPES_SINCE
 
 
 def refuse_calls(machine: int, numbers: tuple) -> None:

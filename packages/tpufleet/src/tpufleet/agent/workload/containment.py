@@ -86,6 +86,7 @@ class Containment:
     user: JobUser | None = None  # of all jobs; None: the user of the agent
     member_user: JobUser | None = None  # of jobs whose owner is no admin; None: as all jobs
     private: bool = False  # attempts share as little with other jobs as this host allows
+    shares_sockets: bool = False  # even those: abstract ones
 
     @property
     def user_ids(self) -> tuple[int, int] | None:
@@ -102,8 +103,9 @@ class Containment:
 
     @property
     def weak(self) -> bool:
-        """Processes may outlive their job, or read the server's state."""
-        return self.mechanism is Mechanism.MARKS or bool(self.hidden and not self.isolated)
+        """Processes may outlive their job, read the server's state or connect to other jobs."""
+        exposed = not self.isolated or self.shares_sockets
+        return self.mechanism is Mechanism.MARKS or bool(self.hidden and exposed)
 
     @property
     def description(self) -> str:
@@ -120,6 +122,8 @@ class Containment:
                 "jobs can read the server's state, and share /tmp and shared memory "
                 f"({self.isolation_error})"
             )
+        if self.hidden and self.shares_sockets:
+            parts.append("jobs share abstract sockets (needs Linux 6.12 with Landlock)")
         offered = self.cgroup.controllers() if self.cgroup is not None else []
         if missing := [what for name, what in _LIMITS.items() if name not in offered]:
             parts.append(f"not limited on this host: {' and '.join(missing)} of jobs")
@@ -365,6 +369,7 @@ def detect(
     marks = Containment(mechanism=Mechanism.MARKS, work_dir=work_dir, hidden=tuple(hidden))
     if not sys.platform.startswith("linux"):
         return replace(marks, isolation_error="needs Linux")
+    marks = replace(marks, shares_sockets=not sandbox.confines_sockets())
     namespaces_error = _namespaces_error(bool(hidden)) if hidden or only is not None else ""
     isolation = replace(
         marks,
