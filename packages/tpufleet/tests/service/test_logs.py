@@ -277,7 +277,10 @@ def test_a_progress_bar_moves_while_it_is_followed(tmp_path):
 
 def test_why_tells_when_the_last_output_came(running):
     running.change_job("job-1", state=JobState.RUNNING)
-    assert not any("last output" in each for each in running.client().why("job-1").details)
+    running.add_attempt("job-1", 0, "s1", running_at=running.clock.now())
+    running.clock.advance(timedelta(minutes=12))
+    assert "no output of host 0 for 12 min" in running.client().why("job-1").details
+    assert running.client().job("job-1").row.progress.output_at < running.clock.now()
     at = running.clock.now() - timedelta(minutes=25)
     running.send_heartbeat(HOST, attempt_id=ATTEMPT, progress=Progress(output_at=at))
     wait_until(lambda: "last output of host 0 25 min ago" in running.client().why("job-1").details)

@@ -151,13 +151,15 @@ def test_a_running_job_that_is_silent_says_for_how_long(page: Page, server: lab.
         answer = route.fetch()
         rows = answer.json()["jobs"]
         rows[0]["progress"] |= {"at": at}
-        rows[1]["progress"] = {"step": None, "message": "", "at": None, "output_at": at}
-        route.fulfill(response=answer, json={"jobs": rows[:2], "next": None})
+        rows[1]["progress"] |= {"step": None, "message": "", "checkpoint_step": 40, "at": at}
+        rows[2]["progress"] = {"step": None, "message": "", "at": None, "output_at": at}
+        route.fulfill(response=answer, json={"jobs": rows[:3], "next": None})
 
     page.route(re.compile(r"/api/v1/jobs\?"), with_silent_jobs)
     go(page, server, "jobs?q=state:running owner:*")
     progress = page.locator("table.jobs tbody td[data-label=Progress]")
     expect(progress.first).to_contain_text("25 min ago")
+    expect(progress.nth(1)).to_contain_text(re.compile("checkpoint 40.*25 min ago"))
     expect(progress.last).to_have_text("no output for 25 min")
 
 

@@ -24,12 +24,17 @@ export function Progress({ row, metrics: most = 1 }: { row: JobRow; metrics?: nu
   const last = progress?.at ?? progress?.output_at;
   const silence = last && row.state === "running" ? now.value - Date.parse(last) : 0;
   const silent = silence > SILENT_AFTER;
-  if (!progress || progress.step === null)
-    return silent && !progress?.at ? (
-      <span class="amber">no output for {duration(silence)}</span>
-    ) : (
-      <span class="quiet">{progress?.message || "–"}</span>
+  const silentFor = silent ? <span class="amber">{duration(silence)} ago</span> : null;
+  if (silent && !progress?.at) return <span class="amber">no output for {duration(silence)}</span>;
+  if (!progress || progress.step === null) {
+    const saved = progress?.checkpoint_step ?? null;
+    return (
+      <span class="progress">
+        <span class="quiet">{progress?.message || (saved === null ? "–" : `checkpoint ${number(saved)}`)}</span>
+        {silentFor}
+      </span>
     );
+  }
   const metrics = Object.entries(progress.metrics ?? {}).sort(([a], [b]) => Number(b === "loss") - Number(a === "loss"));
   return (
     <span class="progress">
@@ -46,7 +51,7 @@ export function Progress({ row, metrics: most = 1 }: { row: JobRow; metrics?: nu
           {name} {number(value)}
         </span>
       ))}
-      {silent ? <span class="amber">{duration(silence)} ago</span> : null}
+      {silentFor}
     </span>
   );
 }

@@ -95,7 +95,7 @@ class Progress:
     message: str = ""
     metrics: dict[str, float] | None = None
     save_seconds: Seconds = 0.0  # so far, for saving checkpoints
-    output_at: datetime | None = None  # when it last wrote to its log
+    output_at: datetime | None = None  # when it last wrote to its log, or began to run
 
 
 # In `progress.json` and in one heartbeat. A program that reports faster is thinned.

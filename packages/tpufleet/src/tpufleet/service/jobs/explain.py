@@ -136,9 +136,10 @@ def _explain_running(
     details += [_describe_slice(each, now) for each in queries.slice_rows(store, silent, now)]
     if row.progress is not None:
         details.append(describe_progress(row.progress, now))
-        if row.progress.output_at is not None:
-            ago = format_duration(now - row.progress.output_at)
-            details.append(f"last output of host 0 {ago} ago")
+        if (output_at := row.progress.output_at) is not None:
+            never = output_at == attempts[-1].running_at
+            output = "no output of host 0 for {}" if never else "last output of host 0 {} ago"
+            details.append(output.format(format_duration(now - output_at)))
     if job.cancel_requested_by is not None:
         details.append(f"cancellation requested by {job.cancel_requested_by}")
     limit = liveness.timeout_at(job, tuple(attempts))

@@ -174,7 +174,10 @@ def _progress(attempt: Attempt | None, seen: HostLiveness | None) -> Progress | 
         return None
     if not attempt.live:
         return _last_progress(attempt)
-    return seen.progress if seen is not None and seen.attempt_id == attempt.id else None
+    progress = seen.progress if seen is not None and seen.attempt_id == attempt.id else None
+    if attempt.running_at is None or (progress is not None and progress.output_at is not None):
+        return progress
+    return replace(progress or Progress(), output_at=attempt.running_at)
 
 
 def _last_progress(attempt: Attempt) -> Progress | None:
