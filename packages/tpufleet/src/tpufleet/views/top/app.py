@@ -167,9 +167,9 @@ class TopApp(App[None]):
             style = "reverse bold" if tab is self._tab else ""
             bar.append(f" {at + 1} {tab} ", style=style)
         whose = "all users" if self._all_users else self._user
-        if len(self._view.jobs) >= MAX_JOBS:
-            whose = f"newest {MAX_JOBS}, {whose}"
-        bar.append(f"  {whose}: {self._view.counts()}")
+        counts = self._view.counts(MAX_JOBS)
+        named = f"  {whose}: {counts}"
+        bar.append(named if bar.cell_len + len(named) <= self.size.width else f"  {counts}")
         self.query_one("#bar", Static).update(bar)
         line = self.query_one("#query", Static)
         line.set_class(bool(self._query), "set")

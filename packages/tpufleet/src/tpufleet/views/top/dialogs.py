@@ -118,4 +118,5 @@ class LogDialog(ModalScreen[None]):
         self.post_message(self.Line(end))
 
     def on_log_dialog_line(self, event: Line) -> None:
-        self.query_one(RichLog).write(Text(text.without_control_characters(event.line)))
+        if (shown := text.program_output(event.line.rstrip("\r"))) is not None:
+            self.query_one(RichLog).write(Text.from_ansi(shown))

@@ -79,11 +79,13 @@ class FleetView:
             return [_waiting(entry, now) for entry in self.queue]
         return [_event(event, self._name(event.job_id), now) for event in self.events]
 
-    def counts(self) -> str:
-        """`2 running, 1 waiting, 4 ended`, of the listed jobs."""
+    def counts(self, most: int) -> str:
+        """`2 running, 1 waiting, 4 ended`, of the listed jobs, of which there are `most`."""
         live = [row.state for row in self.jobs.values() if row.state not in ENDED_STATES]
         running = sum(state is JobState.RUNNING for state in live)
         parts = {"running": running, "waiting": len(live) - running}
+        if len(self.jobs) >= most:
+            return ", ".join(f"{parts[name]} {name}" for name in parts) + f" of the newest {most}"
         parts["ended"] = len(self.jobs) - len(live)
         return ", ".join(f"{count} {name}" for name, count in parts.items() if count) or "no jobs"
 
