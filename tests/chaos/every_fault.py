@@ -4,7 +4,8 @@ python -m tests.chaos.every_fault --minutes 60 --seed 1
 
 Runs rounds, alternately on Postgres with two servers over HTTPS and on SQLite with one. After each,
 nothing that was acknowledged may be lost, nothing may have been done twice, and nothing may be
-left. Prints how often each fault was injected, and fails when many found nothing to hit.
+left. Prints how often each fault was injected, and fails when many found nothing to hit. A run of
+half an hour or more begins with what takes long.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from tests.chaos.chaos_run import MISSED, ChaosJob, ChaosRun
 from tests.chaos.faults import ALL_FAULTS
 from tests.chaos.machine import open_machine
 from tests.chaos.machine_faults import (
-    DEATHS,
     MACHINE_FAULTS,
+    database_dies,
     network_is_partitioned_beyond_the_lease_of_agents,
 )
 from tests.chaos.own_postgres import OwnPostgres
@@ -34,6 +35,7 @@ from tests.chaos.own_postgres import OwnPostgres
 EVERY_FAULT = (*ALL_FAULTS, *MACHINE_FAULTS)
 LONG_FAULTS = [network_is_partitioned_beyond_the_lease_of_agents]
 ROUNDS_PER_LONG_FAULT = 20
+LONG_RUN = 30.0  # minutes
 MOST_MISSED = 0.1  # of all faults
 ENDED_WITHIN = 400.0  # seconds from the last fault: silence, backoffs, and a busy machine
 
@@ -92,7 +94,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         while time.monotonic() < deadline:
             with_postgres = options.store == "postgres" or (not options.store and seed % 2 == 0)
-            failed += not _try_round(seed, postgres if with_postgres else None, options, totals)
+            chosen = choose(seed, options.faults, with_postgres)
+            chosen += long_faults(options.minutes, seed - options.seed)
+            failed += not _try_round(seed, postgres if with_postgres else None, chosen, totals)
             seed += 1
     finally:
         if postgres is not None:
@@ -105,9 +109,19 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
+def choose(seed: int, count: int, with_postgres: bool) -> list[Callable[[ChaosRun], str]]:
+    """Faults that this store can have."""
+    possible = [each for each in EVERY_FAULT if with_postgres or each is not database_dies]
+    return random.Random(seed).choices(possible, k=count)
+
+
+def long_faults(minutes: float, rounds: int) -> Sequence[Callable[[ChaosRun], str]]:
+    """What comes last in the next round, after so many."""
+    return LONG_FAULTS if minutes >= LONG_RUN and rounds % ROUNDS_PER_LONG_FAULT == 0 else ()
+
+
 def blows(counts: Counter[str]) -> int:
-    faults = {*EVERY_FAULT, *DEATHS, *LONG_FAULTS}
-    return counts[MISSED] + sum(counts[fault.__name__] for fault in faults)
+    return counts[MISSED] + sum(counts[each.__name__] for each in (*EVERY_FAULT, *LONG_FAULTS))
 
 
 def missed_too_often(counts: Counter[str]) -> bool:
@@ -115,11 +129,11 @@ def missed_too_often(counts: Counter[str]) -> bool:
 
 
 def _try_round(
-    seed: int, postgres: OwnPostgres | None, options: argparse.Namespace, totals: Counter[str]
+    seed: int,
+    postgres: OwnPostgres | None,
+    chosen: Sequence[Callable[[ChaosRun], str]],
+    totals: Counter[str],
 ) -> bool:
-    chosen = random.Random(seed).choices(EVERY_FAULT, k=options.faults)
-    if seed % ROUNDS_PER_LONG_FAULT == 0:
-        chosen += LONG_FAULTS
     names = ", ".join(fault.__name__ for fault in chosen)
     store = "sqlite" if postgres is None else "postgres"
     print(f"{time.strftime('%H:%M:%S')} seed {seed} on {store}: {names}", flush=True)

@@ -3,8 +3,6 @@ that go away for a while. During each, something else may die."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 from collections.abc import Callable
 from typing import Literal
@@ -12,7 +10,14 @@ from typing import Literal
 from tests import server_process
 from tests.chaos import ledger
 from tests.chaos.chaos_run import ChaosJob, ChaosRun, Missed
-from tests.chaos.faults import agent_dies, all_workloads_die, guard_and_agent_die, workload_dies
+from tests.chaos.faults import (
+    agent_dies,
+    all_workloads_die,
+    guard_and_agent_die,
+    meanwhile,
+    send_signal,
+    workload_dies,
+)
 from tpufleet.controller.loop import LEASE_TTL
 from tpufleet.policy.recovery.liveness import AGENT_LEASE, HOST_LOST_AFTER
 
@@ -32,7 +37,7 @@ def everything_dies(run: ChaosRun) -> str:
     processes = server_process.host_processes(run.local)
     pids = (*processes.guards, *processes.agents, *processes.workloads)
     for pid in pids:
-        _signal(pid, signal.SIGKILL)
+        send_signal(pid, signal.SIGKILL)
     pause = run.pause(0.0, 3.0)
     for server in run.servers:
         server.start()
@@ -69,9 +74,10 @@ def agent_freezes(run: ChaosRun) -> str:
     if not agents:
         raise Missed("no agent runs")
     pid = run.random.choice(agents)
-    _signal(pid, signal.SIGSTOP)
+    if not send_signal(pid, signal.SIGSTOP):
+        raise Missed(f"{pid} has ended meanwhile")
     pause = run.pause(2.0, 25.0)
-    _signal(pid, signal.SIGCONT)
+    send_signal(pid, signal.SIGCONT)
     return f"{pid} {pause}"
 
 
@@ -106,7 +112,7 @@ def database_restarts(run: ChaosRun) -> str:
 def database_dies(run: ChaosRun) -> str:
     postgres = run.machine.postgres
     if postgres is None:
-        return server_freezes_briefly(run)  # SQLite has no process of its own
+        raise Missed("SQLite has no process of its own")
     postgres.kill()
     pause = _meanwhile(run, (0.0, 4.0))
     postgres.start()
@@ -191,22 +197,16 @@ def job_is_cancelled_during_a_fault(run: ChaosRun) -> str:
     work = ChaosJob(id=f"cancel-during-{run.seed}-{number}", steps=10_000, cancelled=True)
     run.submit(work)
     run.pause(0.0, 12.0)
-    fault = run.random.choice(DURING_A_CANCEL)
     run.cancel_soon(work, run.random.uniform(0.0, 3.0))
-    return f"{work.id}, with {fault.__name__} {fault(run)}"
+    return f"{work.id}, with {meanwhile(run, DURING_A_CANCEL)}"
 
 
 def _meanwhile(run: ChaosRun, span: tuple[float, float]) -> str:
     """Let time pass, in which now and then something else dies."""
     if run.random.random() < 0.6:
         return run.pause(*span)
-    first, done = run.pause(0.0, span[1] / 2), ""
-    for second in run.random.sample(DEATHS, k=len(DEATHS)):
-        with contextlib.suppress(Missed):  # then something else dies
-            done = f", {second.__name__} {second(run)}"
-            run.count(second)
-            break
-    return f"{first}{done}, {run.pause(span[0], span[1])}"
+    first = run.pause(0.0, span[1] / 2)
+    return f"{first}, {meanwhile(run, DEATHS)}, {run.pause(span[0], span[1])}"
 
 
 DURING_A_CANCEL = (
@@ -237,10 +237,3 @@ MACHINE_FAULTS: tuple[Callable[[ChaosRun], str], ...] = (
     network_is_partitioned,
     job_is_cancelled_during_a_fault,
 )
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
