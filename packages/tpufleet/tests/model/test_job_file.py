@@ -389,3 +389,11 @@ def test_the_number_of_slices_may_be_a_range(written, least, most, document):
     assert (spec.min_slices, spec.max_slices) == (least, most)
     assert job_file.to_document(spec)["slices"] == document
     assert from_json(to_json(spec), JobSpec) == spec, "as the database keeps it"
+
+
+def test_the_pattern_of_the_reference_finds_every_number():
+    example = next(row.example for row in job_file.FIELDS if row.name == "metrics")
+    pattern = re.compile(yaml.safe_load(example)["loss"])
+    for number in ("0.5", "-3", "1e-05", "nan", "inf"):
+        found = pattern.search(f"step 7, loss: {number}, lr: 0.1")
+        assert found is not None and found[1] == number

@@ -398,7 +398,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         about(
             "Metrics to read from the output of a program that reports none. Each value is a "
             "regular expression whose first group is the number; `step` and `total` are progress.",
-            example="{loss: 'loss: ([0-9.e+-]+)', step: 'step ([0-9]+)'}",
+            example="{loss: 'loss: ([\\w.+-]+)', step: 'step ([0-9]+)'}",
             flag="--metric",
             metavar="NAME=REGEX",
         ),

@@ -122,7 +122,7 @@ def _parse_pattern(value: Any) -> str:
     except (re.error, RecursionError, OverflowError) as error:
         raise BadInput(f"not a regular expression: {error}") from error
     if not groups:
-        raise BadInput("has no group; put the number in parentheses: loss: ([0-9.e+-]+)")
+        raise BadInput(r"has no group; put the number in parentheses: loss: ([\w.+-]+)")
     return value
 
 

@@ -62,7 +62,7 @@ def _show_metrics(job: str, metric: tuple[str, ...]) -> None:
         output.print_status(
             f"{series.name} has reported no metrics\n"
             "  next: call `tpufleet.runtime.progress(step, loss=loss)`, or submit it with "
-            "--metric 'loss=loss: ([0-9.e+-]+)'"
+            r"--metric 'loss=loss: ([\w.+-]+)'"
         )
         return
     for line in plot_lines([series], metric):
