@@ -230,6 +230,7 @@ def test_the_filter_is_a_query_and_escape_clears_it(fleet):
         await until(pilot, lambda: names(pilot) == {"of-another-user"})
         await pilot.press("slash")
         await press_line(pilot, "state:asleep")
+        await until(pilot, lambda: pilot.app.query_one("#filter").has_class("open"))
         await until_shown(pilot, "asleep")
         await pilot.press("escape")
         assert names(pilot) == {"of-another-user"}
