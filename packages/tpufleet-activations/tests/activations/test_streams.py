@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager, suppress
+import weakref
+from contextlib import closing, contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -134,6 +137,18 @@ def test_ranks_have_all_rows_between_them(stored, live):
     assert len(parts) == len(set(parts)) == sum(map(synthetic.length, range(SAMPLES)))
 
 
+def test_ranks_that_take_a_step_together_all_get_their_rows(tmp_path):
+    # Each unit is more than a reader, its slots and its queue hold.
+    wide = WideRows(units=5, rows=16_384)
+    with wide.extractor(f"unix:{tmp_path}/socket") as address:
+        first = stream(address, "resid_post.0", batch=512, buffer=512, world_size=2, rank=0)
+        next(first)  # it has asked before the other comes
+        second = stream(address, "resid_post.0", batch=512, buffer=512, world_size=2, rank=1)
+        with first, second:
+            assert sum(1 for _ in zip(first, second, strict=False)) == 2 * 32
+            assert sum(1 for _ in first) == 32 - 2
+
+
 @pytest.mark.parametrize("batch, buffer", [(7, 35), (7, 1), (64, 64), (300, 300), (1000, 10)])
 def test_a_stream_continues_at_any_position(stored, batch, buffer):
     arguments = {"batch": batch, "buffer": buffer, "seed": 5}
@@ -244,6 +259,70 @@ def test_a_tcp_stream_needs_credentials():
         stream("tcp://127.0.0.1:1", SITES, **BATCH)
 
 
+def test_a_tls_connection_is_used_by_one_thread_at_a_time(stored, credentials, monkeypatch):
+    """Python 3.13.6 has a lock for each, which a thread holds while it waits for bytes."""
+    locks = weakref.WeakKeyDictionary()
+
+    def locked(name):
+        unlocked = getattr(ssl.SSLSocket, name)
+
+        def call(connection, *arguments):
+            with locks.setdefault(connection, threading.RLock()):
+                return unlocked(connection, *arguments)
+
+        monkeypatch.setattr(ssl.SSLSocket, name, call)
+
+    locked("recv_into")
+    locked("send")
+    folder = str(credentials.folder)
+    with (
+        extractor("tcp://127.0.0.1:0", credentials) as address,
+        stream(address, SITES, credentials=folder, **BATCH) as rows,
+    ):
+        assert agree(rows, stream(stored, SITES, **BATCH))
+
+
+def test_a_reader_that_ends_does_not_end_the_extractor_for_others(stored, tmp_path):
+    address = f"unix:{tmp_path}/socket"
+    with extractor(address), stream(address, SITES, **BATCH) as rows:
+        first = next(rows)
+        with stream(address, SITES[0], **BATCH) as others:
+            assert agree(others, stream(stored, SITES[0], **BATCH))
+        assert agree([first, *rows], stream(stored, SITES, **BATCH))
+
+
+def test_an_extractor_without_readers_ends(tmp_path, caplog):
+    """Such as one that was started again when a rank had all its rows already."""
+    address = f"unix:{tmp_path}/socket"
+    wanted = stream_worker.plan(SAMPLES)
+    opened = stream_server.StreamServer(
+        addresses.parse(address), None, wanted, lambda: False, idle_seconds=0.5
+    )
+    thread = threading.Thread(target=stream_worker.serve, args=(opened, wanted))
+    thread.start()
+    with closing(opened):
+        with stream(address, SITES, world_size=2, rank=1, **BATCH) as rows:
+            assert list(rows)
+        thread.join()
+    assert "no reader for" in caplog.text
+
+
+def test_an_extractor_accepts_readers_again_after_an_error(stored, tmp_path, caplog):
+    """Such as when the process had too many open files."""
+    pause = threading.Event()
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with extractor(f"unix:{tmp_path}/socket") as address, socket.socket(socket.AF_UNIX) as waiting:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+        try:
+            waiting.connect(f"{tmp_path}/socket")
+            while "Too many open files" not in caplog.text:
+                pause.wait(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        with stream(address, SITES, **BATCH) as rows:
+            assert agree(rows, stream(stored, SITES, **BATCH))
+
+
 def test_only_the_owner_opens_a_socket(tmp_path):
     with extractor(f"unix:{tmp_path}/socket"):
         assert (tmp_path / "socket").stat().st_mode & 0o777 == 0o600
@@ -253,6 +332,8 @@ def test_only_the_owner_opens_a_socket(tmp_path):
 def test_a_site_that_is_not_in_the_plan_is_refused(live):
     with pytest.raises(NotFound, match=r"resid_post\.9"):
         stream(sites="resid_post.9", **live, **BATCH)
+    with pytest.raises(BadInput, match="sites is 0"):
+        stream(sites=[], **live, **BATCH)
 
 
 @pytest.mark.parametrize("address", ["http://host:1", "tcp://host", "unix:", "tcp://host:99999"])
@@ -389,6 +470,18 @@ class WideRows:
         sites = {"resid_post.0": width}
         self.plan = synthetic.plan(samples=units, unit_samples=1, sites=tuple(sites), widths=sites)
         self.rows, self.width, self.sent = rows, width, 0
+
+    @contextmanager
+    def extractor(self, address):
+        ended = threading.Event()
+        where = addresses.parse(address)
+        opened = stream_server.StreamServer(where, None, self.plan, ended.is_set)
+        thread = threading.Thread(target=self.serve, args=(opened,), daemon=True)
+        thread.start()
+        yield address
+        ended.set()
+        opened.close()
+        thread.join()
 
     def serve(self, opened):
         position = np.arange(self.rows, dtype=np.int32)

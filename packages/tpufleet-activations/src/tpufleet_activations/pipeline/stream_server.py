@@ -1,7 +1,8 @@
 """The extractor's side of streams: units are run when readers ask for them, and nothing is stored.
 
-A reader that is slow holds the pipeline back: rows are sent by the thread that would write them.
-Readers of one extractor therefore advance together.
+A reader that is slow holds the pipeline back: the thread that would write rows waits for room in
+its queue. Only while another reader has none, which may come after these, more rows are queued:
+ranks that train together take a step when each has its batch.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ import hmac
 import logging
 import mmap
 import os
-import queue
+import selectors
 import socket
 import ssl
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
+from tpufleet.backoff import Backoff
+from tpufleet.errors import unexpected
 from tpufleet.runtime.units import Claim
 from tpufleet_activations import plans
 from tpufleet_activations.io import dtypes, shards
@@ -35,7 +41,11 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 SLOTS = 4  # frames in shared memory that the reader has not copied yet
+QUEUED_BYTES = 2 * protocol.FRAME_BYTES  # for a reader, before the pipeline waits
 MOST_READERS = 256  # connections, also of those that have not shown their token
+# Without a reader, the extractor ends: a trainer that stopped early, or before the extractor was
+# started again, does not come back. Long enough for one that is started again.
+IDLE_SECONDS = 1800.0
 
 
 class StreamServer:
@@ -49,36 +59,43 @@ class StreamServer:
         credentials: addresses.Credentials | None,
         plan: plans.ExtractionPlan,
         should_stop: Callable[[], bool],
+        *,
+        idle_seconds: float = IDLE_SECONDS,
     ):
-        self._plan, self._should_stop = plan, should_stop
+        self._plan, self._should_stop, self._idle = plan, should_stop, idle_seconds
         self._token = credentials.token() if credentials else ""
         self._context = credentials.server_context() if credentials else None
         self._path = address.path
         self._listener = addresses.listen(address)
         self.port = 0 if address.path else self._listener.getsockname()[1]
-        self._requests: queue.SimpleQueue[tuple[_Reader, protocol.Request]] = queue.SimpleQueue()
+        self._changed = threading.Condition()
         self._claimed: dict[int, tuple[_Reader, protocol.Request]] = {}
-        self._readers: set[_Reader] = set()
-        self._done: set[int] = set()  # ranks that have all their rows
-        self._world_size = 0
-        self._lock = threading.Lock()
+        self._readers: dict[_Reader, None] = {}  # the one whose unit was claimed last is the last
+        self._alone_since = time.monotonic()
+        self._done: set[tuple[int, int]] = set()  # rank and world size of those with all their rows
+        self._world_sizes: set[int] = set()
         self._places = threading.Semaphore(MOST_READERS)
+        self._closed = threading.Event()
         threading.Thread(target=self._accept, name="stream-accept", daemon=True).start()
 
     def claims(self) -> Iterator[Claim | None]:
-        """Units that readers ask for, until each rank has its rows. None: nobody does now."""
+        """Units that readers ask for, each in turn, until every rank has its rows. None: nobody
+        does now."""
         number = 0
-        while not self._should_stop() and not self._all_done():
-            try:
-                reader, request = self._requests.get(timeout=POLL_SECONDS)
-            except queue.Empty:
-                yield None
-                continue
-            if reader.lost:
-                continue
-            number += 1
-            self._claimed[number] = reader, request
-            yield Claim(unit=request.unit, token=number, worker="", nonce=str(number), at=0.0)
+        while not self._should_stop():
+            claim = None
+            with self._changed:
+                reader = self._changed.wait_for(self._next_reader, POLL_SECONDS)
+                if reader is not None:
+                    self._readers[reader] = self._readers.pop(reader)
+                    number += 1
+                    request = reader.requests.popleft()
+                    self._claimed[number] = reader, request
+                    nonce = str(number)
+                    claim = Claim(unit=request.unit, token=number, worker="", nonce=nonce, at=0.0)
+                elif self._ended():
+                    return
+            yield claim
 
     def should_stop(self) -> bool:
         return self._should_stop()
@@ -88,29 +105,55 @@ class StreamServer:
 
     def open_writer(self, claim: Claim, samples: Sequence[StoredSample]) -> StreamWriter:
         reader, request = self._claimed.pop(claim.token)
-        return StreamWriter(reader, request, samples)
+        return StreamWriter(reader, request, samples, partial(self._put, reader))
 
     def close(self) -> None:
+        self._closed.set()
         with suppress(OSError):  # not on every system
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes up the thread that accepts
         self._listener.close()
         if self._path:
             Path(self._path).unlink(missing_ok=True)
-        with self._lock:
-            readers = list(self._readers)
-        for reader in readers:
-            reader.close()
+        with self._changed:
+            for reader in self._readers:
+                reader.close()
 
-    def _all_done(self) -> bool:
-        with self._lock:
-            return 0 < self._world_size <= len(self._done)
+    def _next_reader(self) -> _Reader | None:
+        return next((reader for reader in self._readers if reader.requests), None)
+
+    def _ended(self) -> bool:
+        if self._readers:
+            return False
+        done = Counter(size for _, size in self._done)
+        if self._world_sizes and all(done[size] >= size for size in self._world_sizes):
+            return True
+        if time.monotonic() - self._alone_since < self._idle:
+            return False
+        log.warning("no reader for %.0f min; for more rows, start it again", self._idle / 60)
+        return True
+
+    def _put(self, reader: _Reader, message: protocol.Message, parts: Sequence[np.ndarray]) -> None:
+        """Waits while the reader is slow. Nothing is sent to one that is gone."""
+        with self._changed:
+            while not self._changed.wait_for(partial(self._has_room, reader), POLL_SECONDS):
+                pass
+            reader.put(message, parts)
+
+    def _has_room(self, reader: _Reader) -> bool:
+        room = reader.lost or reader.queued < QUEUED_BYTES or self._should_stop()
+        return room or any(other.lacks_rows for other in self._readers)
 
     def _accept(self) -> None:
-        while True:
+        backoff = Backoff(first=POLL_SECONDS, longest=5.0)
+        while not self._closed.is_set():
             try:
                 opened, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:  # such as too many open files
+                if not self._closed.is_set():
+                    log.warning("%s: %s", unexpected("accepting readers"), error)
+                    self._closed.wait(backoff.failed())
+                continue
+            backoff.succeeded()
             if not self._places.acquire(blocking=False):
                 opened.close()
                 continue
@@ -128,14 +171,16 @@ class StreamServer:
             reader = self._welcome(opened)
             if reader is not None:
                 opened.settimeout(None)
-                self._receive(reader)
+                self._exchange(reader)
         except (OSError, ssl.SSLError) as error:
             log.info("a reader of the stream is gone: %s", error)
         finally:
             if reader is not None:
-                reader.close()
-                with self._lock:
-                    self._readers.discard(reader)
+                with self._changed:
+                    reader.drop()
+                    self._readers.pop(reader, None)
+                    self._alone_since = time.monotonic()
+                    self._changed.notify_all()
             opened.close()
             self._places.release()
 
@@ -150,12 +195,16 @@ class StreamServer:
                 opened.sendall(b"\0")
             protocol.send(opened, refused)
             return None
+        if not hello.sites or not 0 <= hello.rank < hello.world_size:
+            raise protocol.BrokenFrame((hello.sites, hello.rank, hello.world_size))
         reader = _Reader(opened, self._plan, hello.sites, shared)
-        with self._lock:
-            self._readers.add(reader)
-            self._world_size = hello.world_size
-            self._done.discard(hello.rank)
-            reader.rank = hello.rank
+        with self._changed:
+            if not self._readers and hello.world_size not in self._world_sizes:
+                self._world_sizes.clear()  # of a training that goes on with other ranks
+            self._readers[reader] = None
+            self._world_sizes.add(hello.world_size)
+            self._done.discard((hello.rank, hello.world_size))
+        reader.rank = hello.rank, hello.world_size
         return reader
 
     def _refusal(self, hello: protocol.Hello) -> protocol.Refused | None:
@@ -172,23 +221,38 @@ class StreamServer:
             return protocol.Refused(reason=f"site {absent[0]} is not in the plan; sites: {stored}")
         return None
 
-    def _receive(self, reader: _Reader) -> None:
+    def _exchange(self, reader: _Reader) -> None:
+        """Until the reader has all its rows. One thread receives and sends: a TLS connection may
+        not be used by two."""
         while True:
-            message = protocol.receive(reader.socket, protocol.MOST_FIRST_HEADER).message
-            if isinstance(message, protocol.Free) and 0 <= message.slot < SLOTS:
-                reader.freed(message.slot)
-            elif isinstance(message, protocol.Done):
-                with self._lock:
-                    self._done.add(reader.rank)
-                return
-            elif isinstance(message, protocol.Request) and reader.may_ask(message, self._plan):
-                self._requests.put((reader, message))
-            else:
-                raise protocol.BrokenFrame(message)
+            with self._changed:
+                frame = reader.next_frame()
+            if reader.has_sent(wait=frame is None):
+                message = protocol.receive(reader.socket, protocol.MOST_FIRST_HEADER).message
+                with self._changed:
+                    if isinstance(message, protocol.Done):
+                        self._done.add(reader.rank)
+                        return
+                    reader.take(message, self._plan)
+                    self._changed.notify_all()
+            elif frame is not None:
+                reader.send(frame)
+                with self._changed:
+                    reader.sent()
+                    self._changed.notify_all()
+
+
+class _Frame(NamedTuple):
+    message: protocol.Message
+    views: list[np.ndarray]  # bytes
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.views))
 
 
 class _Reader:
-    """A connection that was welcomed. Several threads send on it, each whole messages."""
+    """A connection that was welcomed, and what is to be sent on it."""
 
     def __init__(
         self,
@@ -197,7 +261,9 @@ class _Reader:
         sites: tuple[str, ...],
         shared: bool,
     ):
-        self.socket, self.sites, self.rank = opened, sites, 0
+        self.socket, self.sites, self.rank = opened, sites, (0, 1)
+        self.requests: deque[protocol.Request] = deque()
+        self.queued = 0  # bytes
         self.lost = False
         self.tensors: tuple[tuple[str, str, int], ...] = (
             (SAMPLES, "I64", 0),
@@ -208,13 +274,17 @@ class _Reader:
         row = protocol.Rows(unit=0, row=0, count=1, tensors=self.tensors)
         self.rows_per_frame = protocol.rows_per_frame(row.size)
         self._slot_bytes = protocol.slot_bytes(row.size)
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._outstanding = 0
-        self._lock, self._counting = threading.Lock(), threading.Lock()
+        self._free: list[int] = []
+        self._frames: deque[_Frame] = deque()
+        self._outstanding = 0  # units that were asked for and are not complete
         self._memory = self._share() if shared else None
         slots = SLOTS if self._memory is not None else 0
         welcome = protocol.Welcome(plan=plan.to_json(), slots=slots, slot_bytes=self._slot_bytes)
         protocol.send(opened, welcome)
+        self._waker, self._woken = socket.socketpair()
+        self._ready = selectors.DefaultSelector()
+        for each in (opened, self._woken):
+            self._ready.register(each, selectors.EVENT_READ)
 
     def _share(self) -> mmap.mmap | None:
         """Memory that the reader maps too, and that is gone with the processes; None where the
@@ -230,81 +300,93 @@ class _Reader:
             socket.send_fds(self.socket, [b"\0"], [descriptor])
         finally:
             os.close(descriptor)
-        for slot in range(SLOTS):
-            self._free.put(slot)
+        self._free += range(SLOTS)
         return memory
 
-    def may_ask(self, request: protocol.Request, plan: plans.ExtractionPlan) -> bool:
-        with self._counting:
+    @property
+    def lacks_rows(self) -> bool:
+        return bool(self._outstanding) and not self._frames
+
+    def take(self, message: protocol.Message, plan: plans.ExtractionPlan) -> None:
+        if isinstance(message, protocol.Free) and 0 <= message.slot < SLOTS:
+            self._free.append(message.slot)
+        elif (
+            isinstance(message, protocol.Request)
+            and self._outstanding < 2 * protocol.WINDOW
+            and 0 <= message.unit < plan.units
+            and message.row >= 0
+        ):
             self._outstanding += 1
-            few = self._outstanding <= 2 * protocol.WINDOW
-        return few and 0 <= request.unit < plan.units and request.row >= 0
+            self.requests.append(message)
+        else:
+            raise protocol.BrokenFrame(message)
 
-    def freed(self, slot: int) -> None:
-        self._free.put(slot)
+    def put(self, message: protocol.Message, parts: Sequence[np.ndarray]) -> None:
+        if self.lost:
+            return
+        if isinstance(message, protocol.UnitEnd):
+            self._outstanding -= 1
+        if not self._frames:
+            self._waker.send(b"\0")
+        views = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts]
+        self._frames.append(_Frame(message, views))
+        self.queued += self._frames[-1].size
 
-    def send_rows(self, unit: int, row: int, tensors: Mapping[str, Sequence[np.ndarray]]) -> None:
-        """Waits while the reader is slow. Nothing is sent to one that is gone."""
-        count = sum(map(len, tensors[SAMPLES]))
-        message = protocol.Rows(unit=unit, row=row, count=count, tensors=self.tensors)
-        views = [
-            np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-            for name, _, _ in self.tensors
-            for part in tensors[name]
-        ]
-        if self._memory is None:
-            self._send(message, [view.data for view in views])
+    def next_frame(self) -> _Frame | None:
+        """None also while the reader has not copied the slots."""
+        if not self._frames or (self._memory and not self._free and self._frames[0].views):
+            return None
+        return self._frames[0]
+
+    def has_sent(self, *, wait: bool) -> bool:
+        """A message, or its connection was closed. `wait` also ends when there is a frame."""
+        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+            return True
+        ready = {key.fileobj for key, _ in self._ready.select(None if wait else 0)}
+        if self._woken in ready:
+            self._woken.recv(64)
+        return self.socket in ready
+
+    def send(self, frame: _Frame) -> None:
+        message, views = frame
+        if self._memory is None or not isinstance(message, protocol.Rows):
+            protocol.send(self.socket, message, [view.data for view in views])
             return
-        slot = self._take_slot()
-        if slot is None:
-            return
+        slot = self._free.pop()
         at = slot * self._slot_bytes
         target = np.frombuffer(self._memory, np.uint8)
         for view in views:
             target[at : at + len(view)] = view
             at += len(view)
-        self._send(protocol.Rows(**{**_fields(message), "slot": slot}))
+        protocol.send(self.socket, msgspec.structs.replace(message, slot=slot))
 
-    def send_end(self, unit: int, rows: int) -> None:
-        with self._counting:
-            self._outstanding -= 1
-        self._send(protocol.UnitEnd(unit=unit, rows=rows))
+    def sent(self) -> None:
+        self.queued -= self._frames.popleft().size
 
     def close(self) -> None:
+        protocol.shut_down(self.socket)  # wakes up its thread
+
+    def drop(self) -> None:
+        """By its thread, which ends."""
         self.lost = True
-        try:
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes up a thread that sends
-        except OSError:
-            return  # closed already
-
-    def _take_slot(self) -> int | None:
-        while not self.lost:
-            try:
-                return self._free.get(timeout=POLL_SECONDS)
-            except queue.Empty:
-                continue
-        return None
-
-    def _send(self, message: protocol.Message, views: Sequence[memoryview] = ()) -> None:
-        if self.lost:
-            return
-        try:
-            with self._lock:
-                protocol.send(self.socket, message, views)
-        except OSError as error:
-            log.info("a reader of the stream is gone: %s", error)
-            self.close()
-
-
-def _fields(message: protocol.Rows) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in message.__struct_fields__}
+        self._frames.clear()
+        self._ready.close()
+        self._waker.close()
+        self._woken.close()
 
 
 class StreamWriter:
     """Sends a unit to the reader that asked for it, as `UnitWriter` writes one."""
 
-    def __init__(self, reader: _Reader, request: protocol.Request, samples: Sequence[StoredSample]):
-        self._reader, self._unit, self._from = reader, request.unit, request.row
+    def __init__(
+        self,
+        reader: _Reader,
+        request: protocol.Request,
+        samples: Sequence[StoredSample],
+        put: Callable[[protocol.Message, Sequence[np.ndarray]], None],
+    ):
+        self._reader, self._put = reader, put
+        self._unit, self._from = request.unit, request.row
         none = np.empty(0, np.int32)
         lengths = [len(sample.tokens) for sample in samples]
         numbers = np.array([sample.sample for sample in samples], np.int64)
@@ -333,7 +415,7 @@ class StreamWriter:
     def finish(self) -> ShardFiles:
         if self._sent != self.rows:
             raise shards.wrong_rows(f"unit {self._unit}", self.rows)
-        self._reader.send_end(self._unit, max(self.rows, self._from))
+        self._put(protocol.UnitEnd(unit=self._unit, rows=max(self.rows, self._from)), [])
         return []
 
     def abandon(self) -> None:
@@ -343,10 +425,12 @@ class StreamWriter:
         frame = self._reader.rows_per_frame
         for start in range(max(self._sent, self._from), ready, frame):
             stop = min(start + frame, ready)
-            tensors = {name: [values[start:stop]] for name, values in self._labels.items()}
-            for site, parts in self._waiting.items():
-                tensors[site] = _slice(parts, start - self._sent, stop - self._sent)
-            self._reader.send_rows(self._unit, start, tensors)
+            parts = [values[start:stop] for values in self._labels.values()]
+            for waiting in self._waiting.values():
+                parts += _slice(waiting, start - self._sent, stop - self._sent)
+            tensors = self._reader.tensors
+            rows = protocol.Rows(unit=self._unit, row=start, count=stop - start, tensors=tensors)
+            self._put(rows, parts)
         self._sent = ready
         self._waiting = {site: [] for site in self._waiting}
 

@@ -154,7 +154,7 @@ class LiveRows:
             self._changed.notify_all()
         if connection is not None:
             # Wakes up a thread that reads from it, which closes it.
-            _shut_down(connection.socket)
+            protocol.shut_down(connection.socket)
             if self._thread is None:
                 connection.close()
         if self._thread is not None:
@@ -356,13 +356,6 @@ def _map(descriptors: list[int], welcome: protocol.Welcome) -> mmap.mmap | None:
     with os.fdopen(descriptors[0], "rb") as file:
         size = welcome.slots * welcome.slot_bytes
         return mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ)
-
-
-def _shut_down(opened: socket.socket) -> None:
-    try:
-        opened.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # already closed
 
 
 def _size(chunk: Chunk) -> int:

@@ -10,6 +10,7 @@ import math
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -179,6 +180,12 @@ def keep_alive(connection: socket.socket) -> None:
         option: Any = getattr(socket, name, None)  # not on every system
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def shut_down(connection: socket.socket) -> None:
+    """Wakes up a thread that uses it. TLS is left as it is: what that thread sends stays secret."""
+    with suppress(OSError):  # already closed
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
