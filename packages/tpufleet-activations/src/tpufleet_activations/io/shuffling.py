@@ -84,6 +84,7 @@ def shuffled_batches(
     """
     sites = [sites] if isinstance(sites, str) else sites
     sizes = {"batch": batch, "block": block, "blocks_in_memory": blocks_in_memory}
+    sizes["number of sites"] = len(sites)
     check_order(sizes, {"skip": skip, "seed": seed}, rank, world_size)
     for site in sites:
         if site not in dataset.sites:

@@ -50,7 +50,8 @@ def stream(
     the batches that were taken then. After `patience` seconds without an extractor it fails.
     """
     names = tuple([sites] if isinstance(sites, str) else sites)
-    check_order({"batch": batch, "buffer": buffer}, {"seed": seed}, rank, world_size)
+    sizes = {"batch": batch, "buffer": buffer, "number of sites": len(names)}
+    check_order(sizes, {"seed": seed}, rank, world_size)
     opened: Dataset | LiveRows
     if isinstance(source, str) and source.startswith(("unix:", "tcp:")):
         opened = LiveRows(
