@@ -12,8 +12,10 @@ import pytest
 import safetensors.numpy
 
 from tests.activations.tiny_model import tpu
+from tpufleet.errors import BadInput
 from tpufleet_activations.io import datasets, latents, verification
 from tpufleet_activations.io.addresses import open_storage
+from tpufleet_activations.model import encoders
 
 LATENTS, K = 96, 5
 SITE = "resid_post.1"
@@ -137,7 +139,7 @@ def test_a_dataset_without_latents_is_refused(folder):
     "change, problem",
     [
         ({"width": 7}, "width 7"),
-        ({"metadata": {}}, "no usable TopK encoder"),
+        ({"metadata": {}}, "have no k"),
         ({"metadata": {"k": "1000"}}, "1000 of 96"),
         ({"names": ("weight", "bias")}, "W_enc"),
     ],
@@ -149,6 +151,28 @@ def test_a_file_without_a_fitting_encoder_is_refused(folder, tmp_path, change, p
     status, output = plan(folder, "refused", "--encode", tmp_path / "sae.safetensors")
     assert status == 2 and problem in output
     assert not (folder / "refused" / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"transcode": True},
+        {"activation": "groupmax"},
+        {"architecture": "batchtopk"},
+        {"apply_b_dec_to_input": False},
+        {"rescale_acts_by_decoder_norm": True},
+        {"normalize_activations": "layer_norm"},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_an_encoder_that_computes_something_else_is_refused(tmp_path, settings):
+    write_encoder(tmp_path / "sae.safetensors", 8, metadata={})
+    known = {"k": K, "activation": "topk", "transcode": False, "normalize_activations": "none"}
+    (tmp_path / "cfg.json").write_text(json.dumps(known))
+    assert encoders.describe(tmp_path / "sae.safetensors", SITE, 8).k == K
+    (tmp_path / "cfg.json").write_text(json.dumps(known | settings))
+    with pytest.raises(BadInput, match=next(iter(settings))):
+        encoders.describe(tmp_path / "sae.safetensors", SITE, 8)
 
 
 def test_encoding_needs_one_site(folder, encoded):

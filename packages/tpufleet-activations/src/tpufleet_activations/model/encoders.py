@@ -19,12 +19,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpufleet.errors import BadInput, missing, unreadable
+from tpufleet.errors import BadInput, missing, quote, unreadable
 from tpufleet_activations.io import dtypes, shards
 from tpufleet_activations.io.file_digests import file_digest
 
 VALUES, IDS = "latents", "latent_ids"  # names of the stored sites, before that of the site
 BLOCK = 1024  # tokens whose latents are held at a time
+# Settings of cfg.json, as SAELens and sparsify write it, that change latents, and what is computed.
+COMPUTED = {
+    "architecture": "topk",
+    "activation": "topk",
+    "activation_fn": "topk",
+    "activation_fn_str": "topk",
+    "normalize_activations": "none",
+    "apply_b_dec_to_input": True,
+    "rescale_acts_by_decoder_norm": False,
+    "transcode": False,
+    "gram_lookup": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +76,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
     if "encoder.bias" in tensors:
         tensors["b_enc"] = tensors["encoder.bias"]
     if not {"W_enc", "b_enc"} <= tensors.keys():
-        raise _no_encoder(path)
+        raise _no_encoder(path, "it has no W_enc and b_enc")
     width = len(tensors["W_enc"])
     chosen = {"W_enc": tensors["W_enc"], "b_enc": tensors["b_enc"]}
     chosen["b_dec"] = tensors.get("b_dec", np.zeros(width, np.float32))
@@ -104,18 +116,17 @@ def _k(path: Path) -> int:
     _, metadata = _read(path)
     config = path.with_name("cfg.json")
     settings = json.loads(config.read_text()) if config.exists() else {}
+    for name, computed in COMPUTED.items():
+        if settings.get(name) not in (None, computed):
+            raise _no_encoder(config, f"{name} is {quote(settings[name])}, not {quote(computed)}")
     k = metadata.get("k", settings.get("k"))
-    normalized = settings.get("normalize_activations") not in (None, "none")
-    if normalized or k is None or not str(k).isdigit():
-        raise _no_encoder(path)
+    if not str(k).isdigit():
+        raise _no_encoder(path, "its metadata and cfg.json have no k")
     return int(k)
 
 
-def _no_encoder(path: Path) -> BadInput:
-    return BadInput(
-        f"{path} is no usable TopK encoder: it needs W_enc and b_enc, and its metadata or "
-        "cfg.json k, without normalize_activations"
-    )
+def _no_encoder(path: Path, reason: str) -> BadInput:
+    return BadInput(f"{path} is of no TopK encoder that is supported: {reason}")
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
