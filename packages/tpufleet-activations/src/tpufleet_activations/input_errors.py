@@ -14,6 +14,14 @@ def check_choice(what: str, value: object, choices: Collection[object]) -> None:
         raise BadInput(f"{what} {value!r} is not one of {', '.join(map(str, choices))}")
 
 
+def check_shape(name: str, stored: Sequence[int], expected: Sequence[int]) -> None:
+    """Of a weight."""
+    if tuple(stored) != tuple(expected):
+        raise BadInput(
+            f"{name} has shape {list(stored)}, expected {list(expected)} from config.json"
+        )
+
+
 def no_split(path: str | Path, split: str | None, splits: Sequence[str]) -> BadInput:
     what = f"no split {split!r}" if split else "several splits"
     choice = f"choose one with --split: {', '.join(splits)}" if splits else "omit --split"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import jax
@@ -126,10 +127,10 @@ FORMATS = {
 }
 
 
-def write(folder, tensors, settings=None):
+def write(folder, tensors, settings=None, family="qwen2"):
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
-    config = json.loads((FIXTURES / "qwen2" / "config.json").read_text())
+    config = json.loads((FIXTURES / family / "config.json").read_text())
     more = {"quantization_config": settings} if settings else {}
     (folder / "config.json").write_text(json.dumps({**config, **more}))
 
@@ -140,19 +141,24 @@ def parameters(folder):
     return weights.load_parameters(folder, arch, depth=arch.layers, dtype=jnp.float32, mesh=mesh)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_quantized_model_has_the_weights_that_its_format_defines(form, tmp_path):
+# Weights of GPT-2 are [input, output], and are transposed before they are quantized.
+@pytest.mark.parametrize(
+    "form, family",
+    [*((form, "qwen2") for form in FORMATS), ("bitsandbytes-4", "gpt2"), ("gptq", "gpt2")],
+)
+def test_a_quantized_model_has_the_weights_that_its_format_defines(form, family, tmp_path):
     quantize, settings = FORMATS[form]
     chance = np.random.default_rng(0)
-    plain = load_file(FIXTURES / "qwen2" / "model.safetensors")
+    plain = load_file(FIXTURES / family / "model.safetensors")
     stored = dict(plain)
-    for name in sorted(name for name in plain if name.endswith("_proj.weight")):
+    turn = np.transpose if family == "gpt2" else np.asarray
+    for name in sorted(name for name in plain if re.search(r"(_proj|c_\w+)\.weight", name)):
         base = name.removesuffix("weight")
-        tensors, plain[name] = quantize(chance, stored.pop(name).shape)
-        plain[name] = np.ascontiguousarray(plain[name], np.float32)
+        tensors, values = quantize(chance, turn(stored.pop(name)).shape)
+        plain[name] = np.ascontiguousarray(turn(values), np.float32)
         stored |= {base + part: np.ascontiguousarray(value) for part, value in tensors.items()}
-    write(tmp_path / "quantized", stored, settings)
-    write(tmp_path / "plain", plain)
+    write(tmp_path / "quantized", stored, settings, family)
+    write(tmp_path / "plain", plain, family=family)
     ours, expected = parameters(tmp_path / "quantized"), parameters(tmp_path / "plain")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, expected)
 

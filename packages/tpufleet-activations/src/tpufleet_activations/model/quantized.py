@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tpufleet_activations.input_errors import check_choice
+from tpufleet_activations.input_errors import check_choice, check_shape
 
 METHODS = ("fp8", "mxfp4", "gptq", "awq", "bitsandbytes")
 
@@ -184,6 +184,7 @@ def _bitsandbytes(
     prefix = f"{name}.quant_state."
     state_name = next(one for one in names if one.startswith(prefix))
     state = json.loads(read(state_name).tobytes())
+    check_shape(name, state["shape"], shape)
     table = read(f"{name}.quant_map").astype(np.float32)
     scales = read(f"{name}.absmax")
     if f"{name}.nested_absmax" in set(names):

@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 
 from tpufleet.errors import BadInput, missing
 from tpufleet_activations.daemon_threads import DaemonThreads
+from tpufleet_activations.input_errors import check_shape
 from tpufleet_activations.io import dtypes, shards
 from tpufleet_activations.io.file_digests import file_digest
 from tpufleet_activations.model import meshes, quantized
@@ -132,17 +133,14 @@ class ModelCheckpoint:
             raise self._missing(self.root + name)
         expected, dtype = {full: shape}, ""
         if quantized.tensors_of(full, self._tensors):
+            shape = self._quantized_shape(shape)
             expected = quantized.expected_shapes(full, self._tensors, shape, self._quantization)
         else:
             tensor = self._tensors[full][1]
             _check_dtype(tensor, WEIGHT_DTYPES)
             dtype = tensor.dtype
         for one, wanted in expected.items():
-            stored = self._tensors[one][1].shape
-            if stored != wanted:
-                raise BadInput(
-                    f"{one} has shape {list(stored)}, expected {list(wanted)} from config.json"
-                )
+            check_shape(one, self._tensors[one][1].shape, wanted)
         return full, dtype
 
     def dtype(self, name: str, shape: tuple[int, ...]) -> np.dtype:
@@ -157,15 +155,30 @@ class ModelCheckpoint:
         if dtype:
             self._read_plain(full, target, first)
             return
+        stored = self._quantized_shape(shape)
         values = quantized.dequantize(
-            full, self._tensors.keys(), self._read_whole, shape, self._quantization
+            full, self._tensors.keys(), self._read_whole, stored, self._quantization
         )
+        values = values.T if self._input_first else values
         target[...] = values[first : first + len(target)]
 
+    def _quantized_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Quantized weights are [output, input], also where others are [input, output]."""
+        return shape[::-1] if self._input_first else shape
+
     @functools.cached_property
+    def _config(self) -> Mapping[str, Any]:
+        config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
+        return config
+
+    @property
     def _quantization(self) -> Mapping[str, Any]:
-        config = json.loads((self.folder / "config.json").read_text())
-        return config.get("quantization_config") or {}
+        return self._config.get("quantization_config") or {}
+
+    @property
+    def _input_first(self) -> bool:
+        family = FAMILIES.get(self._config.get("model_type", ""))
+        return family is not None and bool(family.facts.get("input_first"))
 
     def _read_whole(self, full: str) -> np.ndarray:
         tensor = self._tensors[full][1]
