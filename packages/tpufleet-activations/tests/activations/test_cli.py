@@ -597,7 +597,7 @@ def test_invalid_options_of_a_run_are_invalid_input(tmp_path):
         ("a.jsonl", "train", "has no split 'train'; omit --split"),
         ("a.jsonl", "file", "has no split 'file'"),
         ("a.parquet", "train", "has no split 'train'"),
-        ("a.txt", "train", "is text data"),
+        ("a.txt", "train", "has no split 'train'"),
         ("a.txt", "file", None),
     ],
 )

@@ -225,6 +225,9 @@ def test_a_copy_has_the_checksum_of_the_object(tmp_path):
 def write_splits(folder, names):
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
+        if name.endswith(".txt"):
+            (folder / name).write_text(name.partition("-")[0])
+            continue
         table = pyarrow.table({"text": [name.partition("-")[0]]})
         pyarrow.parquet.write_table(table, folder / name)
 
@@ -232,10 +235,13 @@ def write_splits(folder, names):
 SHARDED = ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet",
            "test-00000-of-00001.parquet"]  # fmt: skip
 PLAIN = ["train.parquet", "my_test.parquet", "validation.parquet"]
+TEXT = ["train.txt", "test.txt", "README.txt"]
 
 
-@pytest.mark.parametrize("below", ["", "data", "en"])
-@pytest.mark.parametrize("names", [SHARDED, PLAIN], ids=["sharded", "plain"])
+@pytest.mark.parametrize(
+    "names, below",
+    [(TEXT, ""), *((names, below) for names in (SHARDED, PLAIN) for below in ("", "data", "en"))],
+)
 def test_splits_of_a_folder_are_not_merged(tmp_path, model_folder, names, below):
     write_splits(tmp_path / "repo" / below, names)
     (tmp_path / "repo" / "README.md").write_text("# a dataset")
@@ -249,16 +255,19 @@ def test_splits_of_a_folder_are_not_merged(tmp_path, model_folder, names, below)
     code, text = tpu(*planned, "--split", "test")
     assert code == 0, text
     plan = plans.load(LocalFolder(tmp_path / "out"))
-    assert (plan.data["kind"], plan.data["split"], plan.samples) == ("parquet", "test", 1)
+    kind = "text" if names is TEXT else "parquet"
+    assert (plan.data["kind"], plan.data["split"], plan.samples) == (kind, "test", 1)
     [sample] = sources.open_source(plan.data).read(range(1))
-    assert sample.text.endswith(("test", "test.parquet"))
+    assert sample.text.endswith(("test", "test.parquet", "test.txt"))
 
 
 def test_one_split_and_files_without_splits_need_no_choice(tmp_path):
     write_splits(tmp_path / "one", SHARDED[:2])
     write_splits(tmp_path / "none", ["a.parquet", "b.parquet", "contest.parquet"])
-    for name, count in (("one", 2), ("none", 3)):
-        data = {"kind": sources.detect_kind(str(tmp_path / name)), "path": str(tmp_path / name)}
+    write_splits(tmp_path / "text", TEXT)
+    for name, count, more in (("one", 2, {}), ("none", 3, {}), ("text", 3, {"split": "file"})):
+        kind = sources.detect_kind(str(tmp_path / name))
+        data = {"kind": kind, "path": str(tmp_path / name), **more}
         assert sources.open_source(data).count() == count
 
 

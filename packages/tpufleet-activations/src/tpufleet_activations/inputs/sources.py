@@ -33,7 +33,7 @@ DATA_SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text"}
 SUFFIXES = (*DATA_SUFFIXES, ".json")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 CSV = (".csv", ".tsv")
-SPLIT_KINDS = ("jsonl", "parquet")
+EACH_FILE = "file"  # instead of a split of text: its files are samples
 # Words in names of files, and the split that they stand for: as of the Hugging Face Hub.
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -84,10 +84,10 @@ def resolve(data: Mapping[str, Any]) -> DataFiles:
         paths = _dataset_files(path, data.get("split"))
     else:
         suffix = {"jsonl": "*.jsonl", "parquet": "*.parquet", "text": "*.txt"}[kind]
-        located = data_path(path) if kind in SPLIT_KINDS else path
+        located = data_path(path)
         paths = find_files(located, (suffix,))
         _check_readable([file.name for file in paths], COMPRESSED)
-        if kind in SPLIT_KINDS:
+        if (kind, data.get("split")) != ("text", EACH_FILE):
             paths = _of_split(path, paths, data.get("split"), folder=bool(list_names(located)))
     return DataFiles(data=data, paths=tuple(paths))
 
@@ -140,7 +140,7 @@ def check_split(data: Mapping[str, Any]) -> None:
 
         tables.check_split(fetch(data["path"], recursive=True), split)
         return
-    if split is None or kind in SPLIT_KINDS or (kind, split) == ("text", "file"):
+    if split is None or kind in KINDS:
         return
     raise BadInput(f"--split {split}: {data['path']} is {kind} data, which has no splits")
 
@@ -161,7 +161,7 @@ def open_files(files: DataFiles) -> SampleSource:
     if other := other_kinds().get(kind):
         return other.open(paths, data)
     if kind == "text":
-        return TextSource(paths, whole=data.get("split") == "file", limit=limit)
+        return TextSource(paths, whole=data.get("split") == EACH_FILE, limit=limit)
     check_choice("data kind", kind, KINDS)
     fields = {name: data.get(name) for name in ("text_field", "id_field")}
     rows = _open_rows(kind, paths, used_fields(**fields))
