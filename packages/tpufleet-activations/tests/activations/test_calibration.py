@@ -27,7 +27,8 @@ class Device:
 
     varlen, row_multiple, device_kind = True, 1, "NVIDIA H200"
 
-    def __init__(self, rates, memory=1 << 30):
+    def __init__(self, rates, memory=1 << 30, platform="gpu"):
+        self.platform = platform
         self.rates, self.memory, self.now, self.sizes = rates, memory, 0.0, []
         self.findings = {}
 
@@ -42,9 +43,10 @@ class Device:
     def is_out_of_memory(self, error):
         return "RESOURCE_EXHAUSTED" in str(error)
 
-    def finding(self, parts, find):
+    def finding(self, parts, find, *, renew):
         key = repr(parts)
-        self.findings[key] = self.findings.get(key) or find()
+        if renew or not self.findings.get(key):
+            self.findings[key] = find()
         return self.findings[key]
 
 
@@ -179,6 +181,20 @@ def test_the_next_run_measures_nothing(tmp_path):
         assert found.tokens_per_second == pytest.approx(670_993)
         computed.append(len(device.sizes))
     assert computed[0] == computed[1] > 0
+    device.rates = {size: rate / 2 for size, rate in H200.items()}  # was measured while throttled
+    found = calibration.calibrate(
+        device, plan(0.01), LocalFolder(tmp_path / "c"), force=True, clock=lambda: device.now
+    )
+    assert found.tokens_per_second == pytest.approx(H200[65536] / 2)
+
+
+@pytest.mark.parametrize("platform, tried", [("gpu", 3), ("tpu", 1)])
+def test_other_sizes_are_tried_in_shorter_runs_where_they_compile_fast(tmp_path, platform, tried):
+    device = Device(H200, platform=platform)
+    found = calibration.calibrate(
+        device, plan(230 / HOUR), LocalFolder(tmp_path), clock=lambda: device.now
+    )
+    assert len(found.rates) == tried
 
 
 @pytest.mark.parametrize(

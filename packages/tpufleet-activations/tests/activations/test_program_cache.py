@@ -135,6 +135,8 @@ def test_what_works_is_remembered_and_what_fails_is_tried_again(tmp_path):
     assert cache.finding(("kernel", 64), lambda: "fails", keep=works) == "fails"
     assert cache.finding(("kernel", 64), lambda: "works", keep=works) == "works"
     assert cache.finding(("kernel", 64), lambda: "fails", keep=works) == "works"
+    assert cache.finding(("kernel", 64), lambda: "works again", renew=True) == "works again"
+    assert cache.finding(("kernel", 64), lambda: "fails", keep=works) == "works again"
     assert cache.finding(("kernel", 128), lambda: "fails", keep=works) == "fails"
 
 

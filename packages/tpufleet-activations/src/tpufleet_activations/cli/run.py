@@ -75,7 +75,7 @@ TERMINATED = 143  # exit status after SIGTERM, by shell convention
     "--calibrate/--no-calibrate",
     default=None,
     help="Measure the devices to choose the size and number of batches.  [default: on "
-    "accelerators; other sizes than the plan's only in runs of half an hour or more, or if given]",
+    "accelerators, once for each model; if given, again, and other sizes in short runs too]",
 )
 @click.option(
     "--writers",

@@ -77,8 +77,8 @@ class Engine:
         self._batch = meshes.batch_sharding(mesh)
         kind = host_memory.memory_kind(mesh, memory)
         self._host = None if kind is None else meshes.output_sharding(mesh, kind)
-        platform = mesh.devices.flat[0].platform
-        self._in_place = kind is not None and platform in host_memory.ADDRESSABLE
+        self.platform = mesh.devices.flat[0].platform
+        self._in_place = kind is not None and self.platform in host_memory.ADDRESSABLE
         self._options = kernel_choice.compiler_options(mesh, params["embed"].dtype, cache)
         self.step = jax.jit(
             self.forward,
@@ -150,7 +150,7 @@ class Engine:
         key = (batch.tokens.shape, batch.segments is not None)
         if key not in self._programs:
             compile_step = functools.partial(self._compile, *key)
-            if self.mesh.devices.flat[0].platform == "gpu":
+            if self.platform == "gpu":
                 # Loading a program while another thread records a CUDA graph breaks the graph.
                 future: Future[Any] = Future()
                 began = time.perf_counter()
@@ -187,11 +187,11 @@ class Engine:
         shape = list(self.mesh.shape.items())
         return (forward.architecture, *settings, *kernels, encoder, params, shape)
 
-    def finding(self, parts: Any, find: Callable[[], Any]) -> Any:
+    def finding(self, parts: Any, find: Callable[[], Any], *, renew: bool = False) -> Any:
         """What `find` returns for this model on these devices; kept, if it is not 0."""
         if self._cache is None:
             return find()
-        return self._cache.finding((self._description(), parts), find, keep=bool)
+        return self._cache.finding((self._description(), parts), find, keep=bool, renew=renew)
 
     def is_out_of_memory(self, error: Exception) -> bool:
         text = str(error)

@@ -78,11 +78,12 @@ class ProgramCache:
         find: Callable[[], Finding],
         *,
         keep: Callable[[Finding], bool] = lambda finding: True,
+        renew: bool = False,
     ) -> Finding:
-        """What `find` returned in an earlier run, as JSON holds it; or its result now, which is
-        kept if `keep` says so."""
+        """What `find` returned in an earlier run, as JSON holds it; or, also to `renew` that, its
+        result now, which is kept if `keep` says so."""
         path = self._path(parts, ".json")
-        if path.exists() and _is_own(path):
+        if not renew and path.exists() and _is_own(path):
             try:
                 found: Finding = json.loads(path.read_bytes())["finding"]
                 return found

@@ -26,12 +26,14 @@ from tpufleet.runtime.object_store import ObjectStore
 from tpufleet_activations import plans
 from tpufleet_activations.io import dtypes
 from tpufleet_activations.model import engines
+from tpufleet_activations.model.host_memory import GPUS
 from tpufleet_activations.pipeline import batches, preparation
 
 log = logging.getLogger(__name__)
 
-# Other sizes are tried, which is compiling for some ten seconds each, in runs longer than this.
-LONG_RUN_SECONDS = 600.0
+# Other sizes are tried in runs longer than this: each is compiled, on GPUs for some ten seconds.
+# The next run with this model and chip knows their rates.
+LONG_RUN_SECONDS, LONG_ON_GPUS = 600.0, 200.0
 # A smaller batch is chosen if it is this close to the best rate: it takes less memory.
 CLOSE = 0.99
 # Batches are timed for so long, after half as long without a rest: a chip that is held to a number
@@ -83,7 +85,7 @@ def calibrate(
     force: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Calibration:
-    """Choose for this worker. `force`: try other sizes in a short run too."""
+    """Choose for this worker. `force`: measure again, and try other sizes in a short run too."""
     began = clock()
     name = f"calibration/{_slug(engine.device_kind)}.json"
     chosen = _stored(objects, name)
@@ -94,7 +96,8 @@ def calibrate(
         """0 if such batches do not fit the devices' memory."""
         batch = typical_batch(plan, size, varlen=engine.varlen, multiple=engine.row_multiple)
         shape = (batch.tokens.shape, batch.segments is not None)
-        return float(engine.finding(("sustained rate", shape), lambda: _rate(engine, batch, clock)))
+        rate = lambda: _rate(engine, batch, clock)
+        return float(engine.finding(("sustained rate", shape), rate, renew=force))
 
     size = starting_size(plan, varlen=engine.varlen)
     rates = {size: measure(size)}
@@ -108,7 +111,8 @@ def calibrate(
         log.warning("batches of %d tokens do not fit the devices; trying %d", 2 * size, size)
         rates[size] = measure(size)
     tokens = plan.estimate.get("tokens", 0)
-    if plan.estimate.get("default_batch") and (force or tokens / rates[size] > LONG_RUN_SECONDS):
+    long = LONG_ON_GPUS if engine.platform in GPUS else LONG_RUN_SECONDS
+    if plan.estimate.get("default_batch") and (force or tokens / rates[size] > long):
         shapes = 1 if packs(plan, varlen=engine.varlen) else len(plan.buckets)
         for factor in (2, 0.5):
             other = int(size * factor)
