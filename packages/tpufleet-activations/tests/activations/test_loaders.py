@@ -52,12 +52,30 @@ def test_a_pickled_dataset_has_the_units_of_that_time(data):
     assert list(copy) == list(data)
 
 
+class Counted(dict):
+    """Counts how often all units are gone through."""
+
+    times = 0
+
+    def __iter__(self):
+        self.times += 1
+        return super().__iter__()
+
+
+def test_units_are_put_in_order_once_for_all_samples(data):
+    copy = pickle.loads(pickle.dumps(data))
+    copy.commits = Counted(copy.commits)
+    for number in range(SAMPLES):
+        assert copy[number]["sample"] == number
+    assert copy.commits.times == 1
+
+
 def test_samples_by_number(data):
     found = data[17]
     assert found["sample"] == 17
     assert np.array_equal(found["tokens"], synthetic.tokens(17))
     assert np.array_equal(found[SITE].astype(float), synthetic.values(17, SITE))
-    assert data[-1]["sample"] == SAMPLES - 1
+    assert [data[n]["sample"] for n in range(-SAMPLES, SAMPLES)] == [*range(SAMPLES)] * 2
     for number in (SAMPLES, -SAMPLES - 1):
         with pytest.raises(IndexError):
             data[number]

@@ -6,10 +6,12 @@ import hashlib
 import json
 import operator
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from io import FileIO
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +110,13 @@ class Dataset:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
-        return sum(len(self.plan.sample_range(unit)) for unit in self.commits)
+        return max(self._ends[1], default=0)
+
+    @cached_property
+    def _ends(self) -> tuple[list[int], list[int]]:
+        """The committed units in order, and the number of samples up to the end of each."""
+        units = sorted(self.commits)
+        return units, list(accumulate(len(self.plan.sample_range(unit)) for unit in units))
 
     def __iter__(self) -> Iterator[int]:
         """Indexes of the committed samples."""
@@ -117,17 +125,16 @@ class Dataset:
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """A committed sample, with all sites: what loaders of samples take."""
-        left = operator.index(number)
-        left += len(self) if left < 0 else 0
-        for unit in sorted(self.commits) if left >= 0 else ():
-            samples = self.plan.sample_range(unit)
-            if left < len(samples):
-                sample = samples[left]
-                labels = {"sample": sample, "tokens": self.tokens(sample)}
-                labels["positions"] = self.positions(sample)
-                return labels | {site: self.read(sample, site) for site in self.sites}
-            left -= len(samples)
-        raise IndexError(f"no sample number {number} of {len(self):,}")
+        units, ends = self._ends
+        place = operator.index(number)
+        place += len(self) if place < 0 else 0
+        if not 0 <= place < len(self):
+            raise IndexError(f"no sample number {number} of {len(self):,}")
+        unit = bisect_right(ends, place)
+        sample = self.plan.sample_range(units[unit])[place - ends[unit]]  # from the end
+        labels = {"sample": sample, "tokens": self.tokens(sample)}
+        labels["positions"] = self.positions(sample)
+        return labels | {site: self.read(sample, site) for site in self.sites}
 
     def read(self, sample: int, site: str) -> np.ndarray:
         """One sample's activations [tokens, width] as stored."""
