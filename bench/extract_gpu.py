@@ -60,9 +60,10 @@ CHILDREN = {
 
 def child(name: str, seconds: float, flags: str = "") -> dict:
     cache = Path(tempfile.gettempdir()) / "tpufleet-bench-cache"
+    sources = map(str, sorted(ROOT.glob("packages/*/src")))
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONPATH": os.pathsep.join([*sources, os.environ.get("PYTHONPATH", "")]),
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
         "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
