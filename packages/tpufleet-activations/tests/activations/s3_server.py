@@ -3,6 +3,7 @@ connections that break within a body, and what servers of others leave out."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import socket
@@ -31,7 +32,33 @@ class S3Server:
         self.on_broken_body: Callable[[], None] = lambda: None
         self.conditions = True  # honors If-Match and If-None-Match
         self.stored_bytes: int | None = None  # of each object; None: all
+        self.part_bytes = 0  # of objects that were sent in parts; 0: in one piece
+        self.kms = False  # encrypted with a key, so that an ETag is no MD5
+        self.checksums: dict[str, Callable[[bytes], bytes]] = {}  # that are kept, by algorithm
+        self.damaged_bodies = False  # a bit of each is another
         self.url = ""
+
+    def etag(self, data: bytes) -> str:
+        """Of an object that was sent in parts: of their digests, and their number."""
+        if self.kms:
+            return f'"{hashlib.md5(b"key" + data).hexdigest()}"'
+        md5 = lambda data: hashlib.md5(data).digest()
+        digest, count = self._of_parts(md5, data)
+        return f'"{digest.hex()}{count}"'
+
+    def checksum_headers(self, data: bytes) -> dict[str, str]:
+        headers = {"x-amz-checksum-type": "COMPOSITE" if self.part_bytes else "FULL_OBJECT"}
+        for name, function in self.checksums.items():
+            digest, count = self._of_parts(function, data)
+            headers[f"x-amz-checksum-{name}"] = base64.b64encode(digest).decode() + count
+        return headers
+
+    def _of_parts(self, function: Callable[[bytes], bytes], data: bytes) -> tuple[bytes, str]:
+        if not self.part_bytes:
+            return function(data), ""
+        starts = range(0, len(data), self.part_bytes)
+        digests = [function(data[start : start + self.part_bytes]) for start in starts]
+        return function(b"".join(digests)), f"-{len(digests)}"
 
 
 @contextmanager
@@ -57,7 +84,7 @@ def s3_server() -> Iterator[S3Server]:
                 return self._answer(204, b"")
             if not key:
                 return self._list({name: value[0] for name, value in parse_qs(parts.query).items()})
-            return self._get(key)
+            return self._get(key, int(parse_qs(parts.query).get("partNumber", ["0"])[0]))
 
         do_GET = do_PUT = do_DELETE = do_HEAD = serve
 
@@ -69,20 +96,30 @@ def s3_server() -> Iterator[S3Server]:
                 state.lost_responses -= 1
                 self.close_connection = True
                 return None
-            return self._answer(200, b"", ETag=_etag(body))
+            return self._answer(200, b"", ETag=state.etag(body))
 
-        def _get(self, key: str) -> None:
+        def _get(self, key: str, part: int) -> None:
             if key not in state.objects:
                 return self._error(404, "NoSuchKey")
             data = state.objects[key]
-            if state.conditions and self.headers.get("If-Match") not in (None, _etag(data)):
+            headers = {"ETag": state.etag(data)}
+            if state.conditions and self.headers.get("If-Match") not in (None, headers["ETag"]):
                 return self._error(412, "PreconditionFailed")
+            if state.kms:
+                headers["x-amz-server-side-encryption"] = "aws:kms"
             asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            if asked is None:
-                return self._answer(200, data, ETag=_etag(data))
+            if part and state.part_bytes:
+                first = (part - 1) * state.part_bytes
+                return self._answer(206, data[first : first + state.part_bytes], **headers)
+            if asked is None:  # ranges come without the checksum of the whole
+                if self.headers.get("x-amz-checksum-mode") == "ENABLED":
+                    headers |= state.checksum_headers(data)
+                return self._answer(200, data, **headers)
             first, last = int(asked[1]), min(int(asked[2] or len(data)), len(data) - 1)
-            content_range = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
-            return self._answer(206, data[first : last + 1], ETag=_etag(data), **content_range)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            body = bytearray(data[first : last + 1])
+            body[-1] ^= state.damaged_bodies
+            return self._answer(206, bytes(body), **headers)
 
         def _list(self, query: dict[str, str]) -> None:
             after = query.get("continuation-token") or query.get("start-after", "")
@@ -140,7 +177,3 @@ def s3_server() -> Iterator[S3Server]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _etag(data: bytes) -> str:
-    return f'"{hashlib.md5(data).hexdigest()}"'

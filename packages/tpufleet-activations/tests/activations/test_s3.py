@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import zlib
+
 import pytest
 
 from tests.activations.s3_server import s3_server
 from tpufleet.errors import (
     BadInput,
     BadRequest,
+    Conflict,
     NotFound,
     PermissionMissing,
     ProviderUnavailable,
 )
 from tpufleet.runtime.units import Units
+from tpufleet_activations.io.remote_files import copy_object
 from tpufleet_activations.io.shard_writer import BufferStream
 
 boto3 = pytest.importorskip("boto3")
@@ -50,6 +55,14 @@ def pause():
 @pytest.fixture
 def bucket(server, pause):
     return S3Bucket("lab", "run", sleep=pause)
+
+
+def crc32(data):
+    return zlib.crc32(data).to_bytes(4, "big")
+
+
+def sha256(data):
+    return hashlib.sha256(data).digest()
 
 
 REQUESTS = {
@@ -144,6 +157,28 @@ def test_a_read_that_breaks_each_time_is_an_error(server, bucket, pause):
     with pytest.raises(ProviderUnavailable, match="s3://lab/run/a"):
         bucket.read("a")
     assert pause.seconds >= 120
+
+
+SENT = {
+    "in one piece": ({}, "md5:"),
+    "in parts": ({"part_bytes": 1 << 20}, "md5/1048576:"),
+    "with a key": ({"kms": True, "checksums": {"crc32": crc32}}, "crc32:"),
+    "with a key, in parts": (
+        {"kms": True, "part_bytes": 1 << 20, "checksums": {"sha256": sha256}},
+        "sha256/1048576:",
+    ),
+}
+
+
+@pytest.mark.parametrize("how, algorithm", SENT.values(), ids=SENT)
+def test_a_copy_has_the_checksum_of_the_object(server, bucket, tmp_path, how, algorithm):
+    content = server.objects["run/a"] = LARGE + b"the last part"
+    vars(server).update(how)
+    assert bucket.checksum("a").startswith(algorithm)
+    assert copy_object(bucket, "a", tmp_path / "a").read_bytes() == content
+    server.damaged_bodies = True
+    with pytest.raises(Conflict, match="checksum"):
+        copy_object(bucket, "a", tmp_path / "b")
 
 
 IGNORES_CONDITIONS = "does not support conditional writes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
@@ -202,15 +203,37 @@ def _download(storage: Storage, name: str, size: int, draft: Path) -> None:
 
 def file_checksum(algorithm: str, path: Path) -> str:
     """In the form of `Storage.checksum`."""
-    checksum: Any = hashlib.md5(usedforsecurity=False)
-    if algorithm == "crc32c":
+    kind, _, part = algorithm.partition("/")
+    whole, size = _checksum(kind), path.stat().st_size
+    with open(path, "rb") as file:
+        for start in range(0, size, int(part or size or 1)):
+            checksum = _checksum(kind) if part else whole
+            stop = min(start + int(part or size), size)
+            while left := stop - file.tell():
+                checksum.update(file.read(min(PIECE, left)))
+            if part:
+                whole.update(checksum.digest())
+    return f"{algorithm}:{whole.digest().hex()}"
+
+
+def _checksum(kind: str) -> Any:
+    if kind == "crc32c":
         import google_crc32c
 
-        checksum = google_crc32c.Checksum()
-    with open(path, "rb") as file:
-        while piece := file.read(PIECE):
-            checksum.update(piece)
-    return f"{algorithm}:{checksum.digest().hex()}"
+        return google_crc32c.Checksum()
+    return _Crc32() if kind == "crc32" else hashlib.new(kind, usedforsecurity=False)
+
+
+class _Crc32:
+    """As one of hashlib."""
+
+    _value = 0
+
+    def update(self, data: bytes) -> None:
+        self._value = zlib.crc32(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(4, "big")
 
 
 def _make_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import re
@@ -34,6 +35,7 @@ from tpufleet.runtime.object_store import PARALLEL_READS
 from tpufleet_activations.io.storage import BucketStorage
 
 MD5 = re.compile("[0-9a-f]{32}")
+CHECKSUMS = {"ChecksumCRC32": "crc32", "ChecksumSHA1": "sha1", "ChecksumSHA256": "sha256"}
 # Error codes, by what they mean here.
 PRECONDITION_FAILED = ("PreconditionFailed", "412")
 NOT_IMPLEMENTED = ("NotImplemented", "501")
@@ -193,15 +195,31 @@ class S3Bucket(BucketStorage):
         return self._head(name)["ETag"]
 
     def checksum(self, name: str) -> str:
-        """The ETag of an object that was sent in one piece, unless it is encrypted with a key."""
-        head = self._head(name)
+        """The ETag, unless the object is encrypted with a key, or what was sent with it. After a
+        `-` is the number of parts, whose digests it is of."""
+        head = self._head(name, ChecksumMode="ENABLED")
         keyed = "SSECustomerAlgorithm" in head or "kms" in head.get("ServerSideEncryption", "")
-        etag = head["ETag"].strip('"')
-        return f"md5:{etag}" if MD5.fullmatch(etag) and not keyed else ""
+        etag, _, count = head["ETag"].strip('"').partition("-")
+        found = [("md5", etag, count)] if MD5.fullmatch(etag) and not keyed else []
+        for field, algorithm in CHECKSUMS.items():
+            if field in head:
+                digest, _, count = head[field].partition("-")
+                found.append((algorithm, base64.b64decode(digest).hex(), count))
+        for algorithm, digest, count in sorted(found, key=lambda each: bool(each[2])):
+            if not count:
+                return f"{algorithm}:{digest}"
+            if part := self._part_size(name, int(count), head["ContentLength"]):
+                return f"{algorithm}/{part}:{digest}"
+        return ""
 
-    def _head(self, name: str) -> dict[str, Any]:
+    def _part_size(self, name: str, count: int, size: int) -> int:
+        """Of all parts of an object but the last; 0 if they differ."""
+        first, last = (self._head(name, PartNumber=n)["ContentLength"] for n in (1, count))
+        return first if first * (count - 1) + last == size else 0
+
+    def _head(self, name: str, **options: Any) -> dict[str, Any]:
         with self._translate_errors(name):
-            return self._repeat(lambda: self._client.head_object(**self._key(name)))
+            return self._repeat(lambda: self._client.head_object(**self._key(name), **options))
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
         return self._get(name, Range=f"bytes={start}-{start + size - 1}")

@@ -48,7 +48,8 @@ class Storage(ObjectStore, Protocol):
         """Changes whenever the object is written."""
 
     def checksum(self, name: str) -> str:
-        """Of the object, `crc32c:` or `md5:` and hexadecimal digits; empty if unknown."""
+        """Of the object, such as `crc32c:` or `md5:` and hexadecimal digits; `md5/1024:`: of the
+        digests of its parts of that size. Empty if unknown."""
 
     def local_path(self, name: str) -> Path | None:
         """A path that can be memory-mapped, or None."""
