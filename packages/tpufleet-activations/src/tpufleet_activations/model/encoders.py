@@ -119,8 +119,8 @@ def _k(path: Path) -> int:
     for name, computed in COMPUTED.items():
         if settings.get(name) not in (None, computed):
             raise _no_encoder(config, f"{name} is {quote(settings[name])}, not {quote(computed)}")
-    k = metadata.get("k", settings.get("k"))
-    if not str(k).isdigit():
+    k = str(metadata.get("k", settings.get("k")))
+    if not k.isdigit():
         raise _no_encoder(path, "its metadata and cfg.json have no k")
     return int(k)
 
