@@ -542,6 +542,7 @@ def test_the_peak_of_every_generation_is_known():
         (["--model", "nowhere"], "no model at nowhere"),
         (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
         (["--site", "resid_post.[2,"], r"invalid site 'resid_post\.\[2,'"),
+        (["--site", "attn_pattern.*.*", "--max-length", "40000"], "patterns of 40,000 positions"),
         (["--data", "nowhere.jsonl"], "no data at"),
         (["--data", "gs:///x"], "gs://bucket"),
     ],
