@@ -43,6 +43,17 @@ def write(folder):
 runtime.checkpoints.save(7, write)
 while True: time.sleep(60)
 """
+# One process dies in a save, and leaves another that does not.
+DIED_SAVING = """
+import os, signal, time
+from tpufleet import runtime
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if (child := os.fork()) == 0:
+    runtime.checkpoints.save(7, lambda folder: os._exit(9) if os.fork() else time.sleep(60))
+os.waitpid(child, 0)
+print("up", flush=True)
+while True: time.sleep(60)
+"""
 # A classic daemon: forks twice, leaves its session, closes its terminal.
 DAEMON = """
 import os, sys, time
@@ -175,6 +186,15 @@ def test_a_save_does_not_outlast_the_grace_period(harness):
     harness.assign_python(SAVING, grace=timedelta(seconds=0.3))
     harness.start()
     harness.wait_for_log("saving\n")
+    stop_now(harness, EndReason.USER_ERROR, abort=True)
+    assert harness.wait_for_exit().signal == signal.SIGKILL
+
+
+def test_a_save_that_its_process_did_not_survive_is_not_waited_for(harness):
+    harness.assign_python(DIED_SAVING, grace=timedelta(hours=1))
+    harness.start()
+    harness.wait_for_log("up\n")
+    assert list(harness.run_dir().glob("saving.*"))
     stop_now(harness, EndReason.USER_ERROR, abort=True)
     assert harness.wait_for_exit().signal == signal.SIGKILL
 

@@ -3,6 +3,7 @@ outlive it: the next attempt of the job finds them."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -72,7 +73,23 @@ class AttemptFolder:
             names = untrusted_files.list_named_by_job(self.run)
         except OSError:
             return False
-        return any(name.startswith(SAVING_PREFIX) for name in names)
+        return any(name.startswith(SAVING_PREFIX) and self._is_locked(name) for name in names)
+
+    def _is_locked(self, name: str) -> bool:
+        """By its process. What a process left that was killed is not."""
+        try:
+            descriptor = untrusted_files.open_below(self.run, name, untrusted_files.READ_FLAGS)
+        except OSError:
+            return False
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return False
 
     def unpack(self, archive: Path) -> None:
         """Extract into the code folder, and nothing outside it. Does not use the extraction filters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import threading
@@ -47,13 +48,16 @@ def saving() -> Iterator[None]:
         yield
         return
     marker = run_dir / f"saving.{os.getpid()}.{threading.get_ident()}"
-    with contextlib.suppress(OSError):  # a full disk must not end the program
-        marker.touch()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            marker.unlink()
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a full disk must not end the program
+            file = stack.enter_context(marker.open("w"))
+            # Ends with this process, also if it is killed; those that it forks do not have it.
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                marker.unlink()
 
 
 def _peer_is_gone() -> bool:
