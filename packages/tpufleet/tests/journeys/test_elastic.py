@@ -40,7 +40,8 @@ def test_a_job_that_loses_a_slice_continues_on_the_others_within_seconds(fleet):
     kept = [item.id for item in fleet.gang(job)]
     lose_slice(fleet, job)
     fleet.until(lambda: fleet.running_attempt(job) == 1, limit=10)
-    assert fleet.attempt(job).slices == (kept[0], *kept[2:]), "in place, in the same order"
+    slices = fleet.attempt(job).slices
+    assert slices == (kept[0], kept[3], kept[2]), "in place, and as many as can keep their position"
     assert fleet.attempt(job).start_step == 40
     assert "3 of 4" in fleet.job(job).reason
     assert {host.workload.assignment.num_slices for host in fleet.all_hosts()} == {3}

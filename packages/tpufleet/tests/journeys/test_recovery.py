@@ -56,6 +56,18 @@ def test_the_time_from_a_fault_to_the_next_step_is_recorded_with_its_parts(fleet
     ), details
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_hosts_of_the_slice_that_is_left_keep_the_ids_of_their_processes(fleet, lost):
+    """By which they find their part of a checkpoint on their disk."""
+    job = fleet.submit(slices=2)
+    fleet.until_state(job, JobState.RUNNING)
+    fleet.run(20)
+    left = fleet.attempt(job).slices[1 - lost]
+    fleet.preempt(job, which=lost)
+    fleet.until(lambda: fleet.running_attempt(job) == 1)
+    assert fleet.attempt(job).slices[1 - lost] == left
+
+
 def test_a_slice_lost_before_the_start_costs_no_attempt(fleet):
     job = fleet.submit()
     fleet.until(lambda: fleet.gang(job) != [])

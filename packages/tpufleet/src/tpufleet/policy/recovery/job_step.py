@@ -8,7 +8,7 @@ deletion of its slices may still go on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -153,9 +153,9 @@ def _prepare(view: JobView, now: datetime) -> Step:
 
 
 def _start_attempt(view: JobView, result: Step, gang: list[TpuSlice], now: datetime) -> Step:
-    """Start an attempt on a whole gang. Slices keep the order in which they were requested."""
+    """Start an attempt on a whole gang."""
     job = view.job
-    gang.sort(key=lambda tpu_slice: (tpu_slice.requested_at, tpu_slice.id))
+    gang = _in_order(gang, view.attempts[-1].slices if view.attempts else ())
     number = len(view.attempts)
     checkpoints = [
         attempt.checkpoint_step
@@ -179,6 +179,16 @@ def _start_attempt(view: JobView, result: Step, gang: list[TpuSlice], now: datet
     result.events.append(attempt_event(attempt, AttemptState.STARTING, message, now))
     result.wake_at = None
     return result
+
+
+def _in_order(gang: list[TpuSlice], before: Sequence[SliceId]) -> list[TpuSlice]:
+    """Slices of the last attempt keep their positions, and so the ids of their processes, by which
+    hosts keep checkpoints and programs. The others follow in the order of their requests."""
+    gang = sorted(gang, key=lambda tpu_slice: (tpu_slice.requested_at, tpu_slice.id))
+    size = len(gang)
+    kept = {before.index(each.id): each for each in gang if each.id in before[:size]}
+    others = iter([each for each in gang if each.id not in before[:size]])
+    return [kept[position] if position in kept else next(others) for position in range(size)]
 
 
 # With a live attempt.
