@@ -108,6 +108,16 @@ def test_restarts_are_forgotten_after_an_hour():
     assert elasticity.grows_at(SPEC, [*history, later], held(0, 0)) == later.running_at + MINUTE
 
 
+def test_a_crash_does_not_hide_why_it_has_fewer_slices():
+    history = [
+        ended_attempt(0, E.PREEMPTED, slices=("s0", "s1", "s2")),
+        ended_attempt(1, E.USER_ERROR, slices=("s0", "s1")),
+        make_attempt(2, slices=("s0", "s1")),
+    ]
+    assert elasticity.cause(history) == "ended by preempted"
+    assert elasticity.cause(history[1:]) == "no more were ready when it started"
+
+
 @pytest.mark.parametrize(("holds", "missing"), [(0, 2), (1, 1), (2, 2), (3, 1), (4, 0)])
 def test_what_it_cannot_run_without_comes_first(holds, missing):
     assert elasticity.missing(SPEC, holds) == missing

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.attempts import Attempt, AttemptState
@@ -67,9 +68,9 @@ def size(spec: JobSpec, slices: Collection[SliceId]) -> str:
 
 def cause(attempts: Sequence[Attempt]) -> str:
     """Why the last attempt has fewer slices than the job asks for."""
-    previous = attempts[-2] if len(attempts) > 1 else None
-    if previous is not None and len(previous.slices) > len(attempts[-1].slices):
-        return previous.message
+    for before, after in reversed(list(pairwise(attempts))):
+        if len(before.slices) > len(after.slices):
+            return before.message
     return "no more were ready when it started"
 
 
