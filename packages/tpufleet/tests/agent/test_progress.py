@@ -383,7 +383,9 @@ def test_the_checkpoint_that_was_there_at_the_start_is_remembered(tmp_path, cloc
 
 def test_the_first_step_and_the_first_new_one_are_remembered(tmp_path, clock):
     (tmp_path / "run").mkdir()
-    reading = ProgressReader(tmp_path, "", clock=clock, last_step=22)
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "step_20").mkdir(parents=True)
+    reading = ProgressReader(tmp_path, str(checkpoints), clock=clock, last_step=22)
 
     def report(step: int, compiled: float) -> None:
         at = (clock.now() + timedelta(seconds=step)).isoformat()
@@ -391,6 +393,9 @@ def test_the_first_step_and_the_first_new_one_are_remembered(tmp_path, clock):
         (tmp_path / "run" / "progress.json").write_text(json.dumps(file))
         reading.poll()
 
+    for start in (0, 20):  # before it compiles
+        report(start, 0.0)
+        assert (reading.first, reading.advanced_at) == (None, None)
     report(21, 1.5)
     assert (reading.first.step, reading.advanced_at) == (21, None)
     report(23, 4.0)

@@ -215,7 +215,8 @@ class ProgressReader:
         if last is not None and point.at <= last.at:
             return
         self._points.append(point)
-        if point.step is None:
+        # Programs may report where they start; the first step comes after that.
+        if point.step in (None, 0, self._last_step, self.checkpoint_at_start):
             return
         if self.first is None:
             self.first, self.timings_at_first = point, self._timings
