@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from datetime import timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -20,7 +21,7 @@ from tpufleet.client import snapshots
 from tpufleet.model.api_types import PurgeRequest
 from tpufleet.model.fleet.host_commands import HostCommandResult
 from tpufleet.model.fleet.hosts import Phase, Progress
-from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.attempts import AttemptState, Startup
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.model.values import encoding
@@ -115,6 +116,26 @@ def test_show_prints_everything_about_a_job(world, tpu):
                   "python train.py", "1 × v5e-16, spot", "slice-1", "local-a"):  # fmt: skip
         assert expected in printed
     assert tpu("show", "missing").stderr.startswith("error: ")
+
+
+def test_show_prints_the_parts_of_a_recovery(world, tpu):
+    first, ended = start_job(world), world.clock.now()
+    fault = ended - timedelta(seconds=2)
+    failed = replace(
+        first, state=AttemptState.ENDED, end_reason=EndReason.PREEMPTED, fault_at=fault,
+        ended_at=ended, last_step=25,
+    )  # fmt: skip
+    world.store.commit(ChangeSet(attempts=[failed]))
+    second = world.add_attempt("job-1", 1, "slice-1")
+    startup = Startup(
+        assigned_at=ended, started_at=ended, stepped_at=ended + timedelta(seconds=4),
+        first_step=21, advanced_at=ended + timedelta(seconds=9),
+    )  # fmt: skip
+    world.store.commit(ChangeSet(attempts=[replace(second, startup=startup)]))
+    line = "attempt 1: resumed at step 20, 5 steps again; next step 11.0 s after "
+    parts = "(detect 2.0 s, program 4.0 s, redo 5.0 s)"
+    printed = tpu.ok("show", "job-1")
+    assert line in printed and parts in printed, printed
 
 
 def test_why_explains_the_state(world, tpu):

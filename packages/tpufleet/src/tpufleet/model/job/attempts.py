@@ -10,7 +10,7 @@ from typing import Annotated, NewType
 import msgspec
 
 from tpufleet.model.fleet.slices import SliceId
-from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.end_reasons import END_REASONS, EndReason
 from tpufleet.model.job.jobs import JobId
 from tpufleet.model.values.bounds import Seconds, StepNumber
 
@@ -71,6 +71,19 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, float]  # seconds, in order; those that took no time are left out
     resumed_step: int | None = None
     lost_steps: int | None = None  # made again
+
+    @property
+    def text(self) -> str:
+        resumed = ""
+        if self.resumed_step is not None:
+            steps = "step" if self.lost_steps == 1 else "steps"
+            again = f", {self.lost_steps} {steps} again" if self.lost_steps else ""
+            resumed = f"resumed at step {self.resumed_step}{again}; "
+        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.parts.items())
+        return (
+            f"attempt {self.attempt}: {resumed}next step {self.seconds:.1f} s after "
+            f"{END_REASONS[self.reason].description} ({parts})"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from tpufleet.model.fleet.hosts import Progress
 from tpufleet.model.fleet.pools import CapacityRefusal, RefusalKind
 from tpufleet.model.fleet.server_status import CONTACT
 from tpufleet.model.fleet.slices import SliceState
-from tpufleet.model.job.attempts import Attempt, AttemptState, Recovery
+from tpufleet.model.job.attempts import Attempt, AttemptState
 from tpufleet.model.job.end_reasons import END_REASONS, EndReason
 from tpufleet.model.job.jobs import Job, JobState
 from tpufleet.model.tpu.type_lookup import short_name
@@ -187,20 +187,7 @@ def _setup_details(store: Store, attempt: Attempt) -> list[str]:
 
 
 def _recovery_details(attempts: list[Attempt]) -> list[str]:
-    recoveries = recovery_time.recoveries(attempts)
-    return [_describe_recovery(each) for each in recoveries[-MAX_RECOVERIES:]]
-
-
-def _describe_recovery(recovery: Recovery) -> str:
-    resumed = ""
-    if recovery.resumed_step is not None:
-        again = f", {count_of(recovery.lost_steps, 'step')} again" if recovery.lost_steps else ""
-        resumed = f"resumed at step {recovery.resumed_step}{again}; "
-    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in recovery.parts.items())
-    return (
-        f"attempt {recovery.attempt}: {resumed}next step {recovery.seconds:.1f} s after "
-        f"{END_REASONS[recovery.reason].description} ({parts})"
-    )
+    return [each.text for each in recovery_time.recoveries(attempts)[-MAX_RECOVERIES:]]
 
 
 def _explain_ended(

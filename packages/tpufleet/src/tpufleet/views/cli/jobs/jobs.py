@@ -215,6 +215,10 @@ def show(job: str) -> None:
             ),
             "",
         )
+    if detail.recoveries:
+        click.echo()
+        for recovery in detail.recoveries:
+            click.echo(recovery.text)
     if detail.slices:
         click.echo()
         output.print_table(
