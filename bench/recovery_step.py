@@ -50,6 +50,8 @@ BY_PROVIDER = {
 }
 SLICES = {"one slice of two lost": 2, ELASTIC: {"min": 2, "max": 4}}
 KINDS = (*BY_PROGRAM, *BY_PROVIDER)
+# Its batch and its pipeline are those of one number of processes.
+NOT_ELASTIC = {("flax", ELASTIC)}
 # Seconds; of what is no longer than the fault that it follows.
 GOALS = {
     "process crash": 3.0,
@@ -59,6 +61,8 @@ GOALS = {
     ELASTIC: 10.0,
 }
 EXAMPLE_GOAL = 15.0
+# Of nearly all faults: beyond what restoring and compiling cost, which are not ours.
+WORST_GOALS = {("steps", "process crash"): 3.0}
 OTHERS = ("total", "recorded", "compiled")
 PARTS = ("detect", "stop", "slice", "start", "import", "join", "restore", "compile", "redo")
 
@@ -203,7 +207,7 @@ def parts(
 
 
 def measure(
-    programs: list[str], kinds: list[str], rounds: int, accelerator: str | None, grace: int
+    cases: list[tuple[str, str]], rounds: int, accelerator: str | None, grace: int
 ) -> dict[tuple[str, str], list[dict]]:
     taken: dict[tuple[str, str], list[dict]] = {}
     with (
@@ -211,7 +215,7 @@ def measure(
         servers.plain_server(home / "state") as server,
         FleetClient(server.url, server.token) as client,
     ):
-        for number, (program, kind) in enumerate(itertools.product(programs, kinds)):
+        for number, (program, kind) in enumerate(cases):
             kind_of_slice = accelerator or ("v5e-4" if kind == ELASTIC else "v5e-16")
             rows = []
             # An elastic job takes the lost slice back only later, so each round has one of its own.
@@ -226,6 +230,27 @@ def measure(
             taken[program, kind] = rows
             print_parts(f"{program}, {kind}", rows)
     return taken
+
+
+def goal_of(program: str, kind: str) -> float | None:
+    """Of the median."""
+    if program == "steps":
+        return GOALS.get(kind)
+    return EXAMPLE_GOAL + (EXAMPLE_HUNG_AFTER if kind == "hang" else 0.0)
+
+
+def measures_of(program: str, kind: str, rounds: list[dict[str, float]]) -> list[Measure]:
+    name = f"{program}, {kind}"
+    median = statistics.median(each["total"] for each in rounds)
+    measures = [Measure(name=f"{name}, median", ours=median, unit="s", goal=goal_of(program, kind))]
+    own = [each["total"] - each.get("restore", 0) - each.get("compile", 0) for each in rounds]
+    for what, seconds, goal in (
+        ("p99", [each["total"] for each in rounds], None),
+        ("p99 beyond restore and compile", own, WORST_GOALS.get((program, kind))),
+    ):
+        worst = sorted(seconds)[len(seconds) * 99 // 100]
+        measures.append(Measure(name=f"{name}, {what}", ours=worst, unit="s", goal=goal))
+    return measures
 
 
 def print_parts(name: str, rounds: list[dict[str, float]]) -> None:
@@ -258,17 +283,15 @@ def main() -> None:
     )
     parser.add_argument("--grace", type=int, default=20, help="of the job, in seconds")
     options = parser.parse_args()
-    kinds = options.kind or list(KINDS)
-    programs = options.program or ["steps"]
-    taken = measure(programs, kinds, options.rounds, options.accelerator, options.grace)
-    measures = []
-    for (program, kind), rounds in taken.items():
-        goal = GOALS.get(kind) if program == "steps" else EXAMPLE_GOAL
-        name = f"{program}, {kind}"
-        totals = sorted(each["total"] for each in rounds)
-        median, worst = statistics.median(totals), totals[len(totals) * 99 // 100]
-        measures.append(Measure(name=f"{name}, median", ours=median, unit="s", goal=goal))
-        measures.append(Measure(name=f"{name}, p99", ours=worst, unit="s"))
+    cases = list(itertools.product(options.program or ["steps"], options.kind or KINDS))
+    cases = [each for each in cases if each not in NOT_ELASTIC]
+    if not cases:
+        parser.error("flax cannot run on another number of slices")
+    taken = measure(cases, options.rounds, options.accelerator, options.grace)
+    measures = [
+        measure for (program, kind), rounds in taken.items()
+        for measure in measures_of(program, kind, rounds)
+    ]  # fmt: skip
     told = {f"{program}, {kind}": rounds for (program, kind), rounds in taken.items()}
     report("recovery_step", measures, rounds=options.rounds, grace_s=options.grace, parts=told)
 

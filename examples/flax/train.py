@@ -2,8 +2,8 @@
 
 Data parallel between slices, FSDP within. Orbax saves the parameters, the optimizer and the
 position of the Grain input pipeline together, so that no batch is seen twice or left out. With
-`local`, every host also keeps emergency checkpoints on its own disk: hosts of a new slice get them
-from the hosts of another one.
+`emergency`, every host also keeps checkpoints on its own disk: hosts of a new slice get them from
+the hosts of another one.
 
 python train.py               # standalone on a laptop
 tpu submit job.yaml --follow  # on every host of a slice
