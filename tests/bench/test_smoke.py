@@ -113,6 +113,16 @@ def test_a_benchmark_cleans_up_when_it_is_terminated(name):
     assert "run_benchmark(main)" in (BENCH / f"{name}.py").read_text()
 
 
+def test_the_goals_of_recoveries_are_met_without_what_is_not_ours(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    bench = importlib.import_module("recovery_step")
+    rounds = [{"total": 5.0, "restore": 1.0, "compile": 2.0}]
+    measures = bench.measures_of("steps", "process crash", rounds)
+    assert [(each.ours, each.met) for each in measures] == [(5.0, False), (5.0, True), (2.0, True)]
+    (hung, *_) = bench.measures_of("llama", "hang", [{"total": bench.EXAMPLE_HUNG_AFTER + 14}])
+    assert hung.met, "its program decides when a hang is one"
+
+
 def test_a_terminated_benchmark_leaves_no_processes_and_no_files(tmp_path):
     benchmark = subprocess.Popen(
         [sys.executable, str(BENCH / "hold.py"), "--jobs", "5", "--seconds", "120"],
