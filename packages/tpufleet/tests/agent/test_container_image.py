@@ -54,14 +54,15 @@ def host_environ(docker: Path) -> dict[str, str]:
 
 def test_a_job_runs_in_its_image_with_its_own_variables_only(harness, docker):
     harness.assign(
-        "sh", "-c", "pwd; echo host=$HOST_ONLY key=$KEY chips=$TPUFLEET_CHIPS",
+        "sh", "-c", "pwd; echo host=$HOST_ONLY key=$KEY cache=$JAX_COMPILATION_CACHE_DIR",
         image="lab/train:7", env={"KEY": "s3cret", "DOCKER_HOST": "tcp://mallory"},
         setup=("touch", "prepared"),
     )  # fmt: skip
     harness.start(base_env=host_environ(docker))
     exit = harness.wait_for_exit()
     assert exit.clean, harness.log()
-    assert "host= key=s3cret chips=4" in harness.log()
+    (compiled,) = (each for each in (harness.work / "compiled").iterdir() if each.is_dir())
+    assert f"host= key=s3cret cache={compiled}" in harness.log()
     assert str(harness.work / "j1.0" / "code") in harness.log()
     setup, command, *removed = calls(docker)
     assert "lab/train:7 prepared" in setup and "--network=host" in command
@@ -72,7 +73,7 @@ def test_a_job_runs_in_its_image_with_its_own_variables_only(harness, docker):
     assert f"--user={os.getuid()}:{os.getgid()} --cap-drop=ALL" in command
     mounts = [part for part in command.split() if part.startswith("--volume")]
     assert mounts == [
-        f"--volume={path}:{path}" for path in (harness.work / "j1.0", harness.checkpoint)
+        f"--volume={path}:{path}" for path in (harness.work / "j1.0", compiled, harness.checkpoint)
     ]
     assert removed and all("rm --force tpufleet-" in call for call in removed)
 

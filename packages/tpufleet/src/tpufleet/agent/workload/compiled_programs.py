@@ -36,11 +36,6 @@ FETCH_TIMEOUT_SECONDS = 60.0
 _PROGRAM = re.compile(r"[\w.<>+-]{1,240}-cache")  # as JAX names them
 
 
-def applies_to(assignment: Assignment) -> bool:
-    """A container sees no other folders of its host."""
-    return assignment.image is None
-
-
 def variables(folder: Path, assignment: Assignment, environ: Mapping[str, str]) -> dict[str, str]:
     """Nothing for jobs that chose a folder themselves. In a gang, `runtime.initialize` makes each
     process write its programs: JAX writes those of process 0 alone, which would then wait for the

@@ -288,14 +288,13 @@ class Workload:
             if self._python is not None:
                 self._python.begin()
                 shared += [self._python.cache, self._python.folder]
-            if compiled_programs.applies_to(self.assignment):
-                self._compiled = compiled_programs.open_folder(
-                    self.assignment, self._context.settings.work_dir, self._containment
-                )
-                shared.append(self._compiled)
-                self._archives = compiled_programs.open_archives(
-                    self.assignment, self._context.settings, self._compiled
-                )
+            self._compiled = compiled_programs.open_folder(
+                self.assignment, self._context.settings.work_dir, self._containment
+            )
+            shared.append(self._compiled)
+            self._archives = compiled_programs.open_archives(
+                self.assignment, self._context.settings, self._compiled
+            )
             if self.assignment.image is None and not self._context.settings.scratch_limit_bytes:
                 self._local = attempt_folder.lineage_folder(
                     self.assignment, self._context.settings.work_dir / attempt_folder.LOCAL
@@ -442,6 +441,8 @@ class Workload:
     def _in_image(self, image: JobContainer, argv: tuple[str, ...]) -> StepProgram:
         checkpoint = Path(self.assignment.checkpoint)
         folders = [self.folder.path]
+        if self._compiled is not None:
+            folders.append(self._compiled)
         settings = self._context.settings
         on_tpu_host = settings.platform != environment_variables.SIMULATED_PLATFORM
         if checkpoint.is_absolute() and "://" not in self.assignment.checkpoint:
