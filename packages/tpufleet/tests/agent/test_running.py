@@ -243,11 +243,12 @@ def test_a_truncated_snapshot_fails_setup(harness):
 
 def test_each_attempt_starts_from_a_clean_code_folder(harness):
     harness.control_plane.snapshots["d1"] = archive(a="x")
-    harness.assign("sh", "-c", "ls; touch left-behind", snapshot="d1")
+    harness.assign("sh", "-c", "ls; touch left-behind; echo changed > a", snapshot="d1")
     harness.start()
     harness.wait_for_exit()
-    harness.assign("sh", "-c", "ls", snapshot="d1", attempt_id="j1.1", number=1)
-    harness.wait_for_exit("j1.1")
+    del harness.control_plane.snapshots["d1"]  # what the agent has is enough
+    harness.assign("sh", "-c", "ls; cat a", snapshot="d1", attempt_id="j1.1", number=1)
+    assert harness.wait_for_exit("j1.1").clean and "changed" not in harness.log("j1.1")
     assert "left-behind" not in harness.log("j1.1").split("command: ")[1].split("\n", 1)[1]
 
 

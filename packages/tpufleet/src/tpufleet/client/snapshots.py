@@ -121,7 +121,7 @@ def pack(scanned: Scan, out: BinaryIO) -> None:
             archive.addfile(member, io.BytesIO(content))
 
 
-def unpack(packed: BinaryIO, folder: str | os.PathLike[str]) -> None:
+def unpack(packed: IO[bytes], folder: str | os.PathLike[str]) -> None:
     """Extract into an empty folder. Raises BadInput when the archive would write outside of it."""
     root = Path(folder).resolve()
     entries = []

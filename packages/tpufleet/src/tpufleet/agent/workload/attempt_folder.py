@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 from tpufleet import deep_folders
 from tpufleet.agent import threads
@@ -91,15 +92,14 @@ class AttemptFolder:
             os.close(descriptor)
         return False
 
-    def unpack(self, archive: Path) -> None:
+    def unpack(self, archive: IO[bytes]) -> None:
         """Extract into the code folder, and nothing outside it. Does not use the extraction filters
         of `tarfile`: the Python of Debian 12 has none."""
         try:
-            with archive.open("rb") as packed:
-                snapshots.unpack(packed, self.code)
+            archive.seek(0)
+            snapshots.unpack(archive, self.code)
         except (BadInput, OSError) as error:
             raise BadInput(f"cannot unpack the snapshot: {error}") from error
-        archive.unlink()
 
 
 def other_attempt_folders(work_dir: Path, keep: Path) -> list[Path]:

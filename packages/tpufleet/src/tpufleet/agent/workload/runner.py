@@ -11,11 +11,13 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from tempfile import TemporaryFile
 from threading import Event
+from typing import IO
 
 from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
@@ -85,6 +87,8 @@ class AgentContext:
     containment: Containment
     clock: Clock
     on_phase_change: Callable[[], None]
+    # The code of the last job, packed, by its digest: for its next attempt.
+    kept_code: dict[str, IO[bytes]] = field(default_factory=dict)
 
 
 class Workload:
@@ -372,19 +376,28 @@ class Workload:
 
     def _fetch_code(self) -> None:
         backoff = Backoff(first=INITIAL_RETRY_SECONDS, longest=MAX_RETRY_SECONDS)
-        archive = self.folder.path / "snapshot.tar.gz"
-        while self.assignment.snapshot and not self._stop.is_set():
+        snapshot, kept = self.assignment.snapshot, self._context.kept_code
+        if snapshot not in kept:
+            kept.clear()
+        while snapshot and not self._stop.is_set():
             try:
-                with archive.open("wb") as file:
-                    for chunk in self._context.client.snapshot(self.assignment.snapshot):
-                        if self._stop.is_set():
-                            return
-                        file.write(chunk)
-                self.folder.unpack(archive)
-                return
+                archive = kept.get(snapshot) or self._download(snapshot)
+                if archive is not None:
+                    self.folder.unpack(archive)
+                    kept[snapshot] = archive
+                    return
             except Unreachable as error:
                 threads.log(f"cannot download the code; retrying: {error}")
             self._stop.wait(backoff.failed())
+
+    def _download(self, snapshot: str) -> IO[bytes] | None:
+        """Into a file without a name, which no job can change. None when the attempt is stopped."""
+        archive = TemporaryFile(dir=self._context.settings.work_dir)  # noqa: SIM115
+        for chunk in self._context.client.snapshot(snapshot):
+            if self._stop.is_set():
+                return None
+            archive.write(chunk)
+        return archive
 
     def _run_step(self, name: str, argv: tuple[str, ...], log: LogFile, pipe: PipeReader) -> Exit:
         log.note(f"{name}: {_on_one_line(argv)}")
