@@ -19,6 +19,36 @@ from tpufleet.clocks import ManualClock, SystemClock
 from tpufleet.model.fleet.hosts import Progress
 from tpufleet.model.values.redaction import Redactor
 
+ORBAX = """
+import jax, jax.numpy as jnp, orbax.checkpoint as ocp
+from tpufleet import runtime
+here = runtime.initialize()
+jax.jit(lambda x: x * 2 + 1)(3.0).block_until_ready()
+with MANAGER as saved:
+    saved.save(PATH, args=ocp.args.StandardSave({"weights": jnp.ones(3)}))
+    getattr(saved, "wait_until_finished", int)()
+    saved.restore(PATH, args=ocp.args.StandardRestore())
+runtime.progress(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("manager", "path"),
+    [
+        ("ocp.CheckpointManager(here.checkpoint_dir)", "1"),
+        ("ocp.Checkpointer(ocp.StandardCheckpointHandler())", "here.checkpoint_dir + '/1'"),
+    ],
+    ids=["in the background", "at once"],
+)
+def test_jax_and_orbax_say_how_long_they_take(harness, manager, path):
+    pytest.importorskip("orbax.checkpoint", reason="needs the package orbax-checkpoint")
+    harness.assign_python(ORBAX.replace("MANAGER", manager).replace("PATH", path))
+    harness.start()
+    assert harness.wait_for_exit(within=300).clean, harness.log()
+    timings = json.loads((harness.run_dir() / "progress.json").read_text())["timings"]
+    names = ("compile_seconds", "save_seconds", "restore_seconds")
+    assert [name for name in names if not timings.get(name)] == []
+
 
 @pytest.mark.parametrize(
     ("name", "step"),

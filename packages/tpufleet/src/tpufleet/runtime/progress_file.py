@@ -32,6 +32,7 @@ _JAX_EVENTS = {
     "/jax/core/compile/backend_compile_duration": "compile_seconds",
     "/jax/orbax/read/blocking_duration_secs": RESTORE,
     "/jax/orbax/write/blocking_duration_secs": SAVE,
+    "/jax/orbax/write/async/blocking_duration_secs": SAVE,
 }
 
 
