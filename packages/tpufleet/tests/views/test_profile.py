@@ -159,6 +159,31 @@ def test_tensorboard_reads_the_event_files(tmp_path):
 
 
 @pytest.mark.slow
+def test_tensorboard_shows_each_step_once_after_a_preemption(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    file = EventFile(tmp_path, START)
+    events = accumulator.EventAccumulator(str(tmp_path))
+
+    def shown() -> list[tuple[int, float]]:
+        events.Reload()
+        return [(event.step, event.value) for event in events.Scalars("loss")]
+
+    def again(at: int, step: int, loss: float) -> MetricPoint:
+        moment = START + timedelta(seconds=at)
+        return MetricPoint(job_id=JobId("a"), at=moment, step=step, values={"loss": loss})
+
+    before = points(4.0, 3.0, 2.0, 1.0)
+    file.append(before)
+    assert shown() == [(0, 4.0), (1, 3.0), (2, 2.0), (3, 1.0)]
+    resumed = [*before[:2], again(9, 2, 2.5)]
+    file.append(resumed)
+    file.append([*resumed, again(10, 3, 1.5)])
+    assert shown() == [(0, 4.0), (1, 3.0), (2, 2.5), (3, 1.5)]
+    file.append([*resumed, again(10, 3, 1.5), again(11, 0, 1.2)])
+    assert len(shown()) == 5, "a program that counts anew replaces nothing"
+
+
+@pytest.mark.slow
 def test_tensorboard_reads_the_folders_of_several_jobs_in_a_bucket(tmp_path, monkeypatch):
     """The program itself, with the arguments of `tpu tensorboard`, and the emulator of a bucket."""
     pytest.importorskip("tensorboard")
