@@ -195,12 +195,11 @@ def test_a_program_that_never_reports_progress_is_not_hung(fleet):
     assert fleet.attempts(job) == ["finished"]
 
 
-@pytest.mark.parametrize(("limit", "shown"), [("1m", "0:01:00"), ("30m", "0:30:00")])
-def test_unless_it_says_for_how_long_it_may_be_silent(fleet, limit, shown):
-    job = fleet.submit(Program(steps=2500, silent=True), hung_after=limit, retries={"hang": 0})
+def test_unless_it_says_for_how_long_it_may_be_silent(fleet):
+    job = fleet.submit(Program(steps=300, silent=True), hung_after="1m", retries={"hang": 0})
     fleet.settle(job)
     assert fleet.attempts(job) == ["hung"]
-    assert f"no progress or output for {shown};" in fleet.event_log()
+    assert "no progress or output for 0:01:00" in fleet.event_log()
 
 
 def test_a_program_that_ignores_the_stop_is_killed_after_its_grace(fleet):

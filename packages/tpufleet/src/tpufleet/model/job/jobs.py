@@ -360,11 +360,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = timedelta(seconds=30)
     hung_after: Annotated[
         timedelta | None,
-        durations.within(1, default=HUNG_AFTER),
+        durations.within(1),
         about(
             "Restart an attempt that stops reporting progress for this long. Applies once it has "
-            "reported progress; if you set it, also to its output, if it never did. `none` "
-            "disables it.",
+            "reported progress; with a value that is not the default also to its output, if it "
+            "never did. `none` disables it.",
             example="1h",
             style="set",
         ),

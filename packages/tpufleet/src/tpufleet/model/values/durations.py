@@ -21,16 +21,9 @@ _LONG_UNIT = re.compile(r"([0-9])(days?|hours?|hrs?|h|minutes?|mins?|seconds?|se
 _SECONDS = (86400, 3600, 60, 1)
 
 
-def within(
-    least: int = 0,
-    most: timedelta = MAX_DURATION,
-    *,
-    finite: bool = False,
-    default: timedelta | None = None,
-) -> msgspec.Meta:
+def within(least: int = 0, most: timedelta = MAX_DURATION, *, finite: bool = False) -> msgspec.Meta:
     """Of a field: `Annotated[timedelta | None, durations.within(least=1)]`. If it
-    is `finite`, or without `| None`, it cannot be `none`. `least` is in seconds. With a `default`,
-    the same duration when it is written is a microsecond longer, and differs from it."""
+    is `finite`, or without `| None`, it cannot be `none`. `least` is in seconds."""
 
     def check(value: Any) -> timedelta | None:
         span = parse(value)
@@ -39,15 +32,10 @@ def within(
         if span is not None and not timedelta(seconds=least) <= span <= most:
             shortest = to_builtin(timedelta(seconds=least))
             raise must_be(f"from {shortest} to {to_builtin(most)}", to_builtin(span))
-        return written_default if default is not None and span == default else span
-
-    written_default = None if default is None else default + timedelta.resolution
-
-    def write(span: timedelta | None) -> str | float:
-        return to_builtin(default if span == written_default else span)
+        return span
 
     written = {"type": ["string", "number"], "minimum": least}
-    return schema.custom("duration", check, written, write=write)
+    return schema.custom("duration", check, written, write=to_builtin)
 
 
 def parse(value: Any) -> timedelta | None:

@@ -362,8 +362,7 @@ def _stop_reason(
     if _is_due(liveness.hung_at(job, attempts, view.progress, view.present_since), now):
         silent = view.progress is None or view.progress.at is None
         what = "progress or output" if silent else "progress"
-        length = str(job.spec.hung_after).partition(".")[0]
-        return EndReason.HUNG, f"no {what} for {length}; stopping"
+        return EndReason.HUNG, f"no {what} for {job.spec.hung_after}; stopping"
     return None, ""
 
 
