@@ -149,7 +149,7 @@ class QuotaReader:
             for each in type_lookup.all_types().values()
             if each.generation == accelerator.generation and each.machine_type
         }
-        models = ("SPOT", "FLEX_START", "STANDARD")
+        models: tuple[str, ...] = ("SPOT", "FLEX_START", "STANDARD")
         if capacity is not Capacity.QUEUED:
             models = ("SPOT",) if capacity is Capacity.SPOT else ("STANDARD",)
         family, chips = str(accelerator.machine_type).partition("-")[0], 0
