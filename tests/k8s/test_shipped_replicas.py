@@ -274,7 +274,8 @@ def test_a_job_finishes_although_the_replica_that_leads_is_killed(overlay, stora
         survivor, left = clients[1 - index], replicas[1 - index]
         wait_until(lambda: survivor.job(job_id).row.ended_at, 120, describe, interval=0.5)
         detail = survivor.job(job_id)
-        assert (detail.row.state, len(detail.attempts)) == ("succeeded", 1), detail
+        ends = [(each.end_reason, each.message) for each in detail.attempts]
+        assert (detail.row.state, len(ends)) == ("succeeded", 1), ends
         lines = [f"[0] line {number}" for number in range(1, 61)] + ["[0] 7 characters"]
         logs = person.ok("logs", job_id)
         assert [line for line in logs.splitlines() if "tpufleet" not in line] == lines

@@ -139,7 +139,7 @@ def test_a_size_that_was_given_is_kept(tmp_path):
 
 
 def test_batches_that_do_not_fit_the_devices_are_halved(tmp_path, caplog):
-    device = Device({8192: 5e4}, memory=10_000)
+    device = Device({4096: 4e4, 8192: 5e4}, memory=10_000)
     found = calibration.calibrate(
         device, plan(0.01), LocalFolder(tmp_path), clock=lambda: device.now
     )

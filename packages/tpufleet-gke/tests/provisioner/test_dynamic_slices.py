@@ -50,7 +50,12 @@ def submit(harness, jobset="train", topology="4x4x8", slices=1, **pod):
 
 
 def rounds(harness, count=3):
-    harness.reconcile(count, every=SECOND)
+    """In each, what was sent arrives."""
+    workers = harness.settings.concurrency
+    for _ in range(count):
+        harness.reconcile(every=SECOND)
+        idle = threading.Barrier(workers)
+        list(harness.delete_executor.map(lambda _, idle=idle: idle.wait(), range(workers)))
 
 
 def state(harness, name):

@@ -223,8 +223,8 @@ def test_the_queue_is_reordered_and_held(page: Page, server: lab.LabServer):
     go(page, server, "queue")
     jobs = page.locator("table.queue").first.locator("tbody tr")
     expect(jobs).to_have_count(3)
-    # That of grace before it waits for the quota of the pool.
-    expect(jobs.nth(1)).to_contain_text("behind linus/lab-sweep-lr-1e-3 until")
+    # That of grace before it waits for the quota of the pool, and takes no slice meanwhile.
+    expect(jobs.nth(1)).to_contain_text("behind ada/tokenizer-tests until")
     second = "queue-ablation-depth-12"
     waiting(page, second).get_by_role("button", name="move queue-ablation-depth-12 up").click()
     expect(dialog(page)).to_contain_text(f"tpu queue move {IDS[second]} --before")

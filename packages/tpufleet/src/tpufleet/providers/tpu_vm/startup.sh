@@ -198,7 +198,7 @@ install_gcsfuse() {
   codename="$(sed -n 's/^VERSION_CODENAME=//p' "$ROOT/etc/os-release" 2>/dev/null || true)"
   mkdir -p "$ROOT/etc/apt/sources.list.d" "$(dirname "$key")"
   if ! {
-    TRIES=3 fetch '' --retry-max-time 60 --max-time 60 --output "$key" "$PACKAGES/doc/apt-key.gpg" \
+    TRIES=3 fetch '' --retry 2 --connect-timeout 10 --max-time 60 --output "$key" "$PACKAGES/doc/apt-key.gpg" \
       && echo "deb [signed-by=/usr/share/keyrings/cloud.google.asc]" \
         "$PACKAGES gcsfuse-${codename:-jammy} main" \
         >"$ROOT/etc/apt/sources.list.d/gcsfuse.list" \
