@@ -145,7 +145,7 @@ def test_a_notice_dooms_only_slices_that_work(notice, ours):
 
 
 def test_a_notice_says_why_as_soon_as_the_provider_does():
-    """Was: of a pod that somebody deleted, `tpu why` showed the kind of the notice alone."""
+    """Such as the name of the pod that was deleted."""
     told = cloud(C.UP, notice=NoticeKind.PREEMPTED, message="pod a-0 is being deleted")
     by_provider = slice_observation.apply_cloud_slice(recorded(S.READY), told, NOON)
     by_host = slice_observation.apply_notice(recorded(S.READY), NoticeKind.PREEMPTED, NOON)

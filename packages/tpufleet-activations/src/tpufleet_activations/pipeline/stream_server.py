@@ -79,8 +79,8 @@ class StreamServer:
         threading.Thread(target=self._accept, name="stream-accept", daemon=True).start()
 
     def claims(self) -> Iterator[Claim | None]:
-        """Units that readers ask for, each in turn, until every rank has its rows. None: nobody
-        does now."""
+        """Units that readers ask for, each in turn, until every rank has its rows. None: no
+        reader asks now."""
         number = 0
         while not self._should_stop():
             claim = None

@@ -54,8 +54,8 @@ def shares_account(config: Config, service_account: str) -> bool:
 def live_slices(
     config: Config, vm: ServerVm, report: Callable[[str], None], *, with_state: bool
 ) -> list[PaidResource]:
-    """What would be paid for, and deleted by nobody, without this server, or without the state from
-    which one can be made again."""
+    """What would run on, and cost money, if this server were deleted, or the state from which it
+    can be made again."""
     if hosts := vm.hosts():
         return project_resources(config, report).of_server(hosts)
     return orphans(config, report) if with_state else []

@@ -285,7 +285,7 @@ def test_slices_of_all_teams_are_found_and_released_in_their_namespaces(world, w
 
 @pytest.mark.parametrize("watching", [True, False])
 def test_a_jobset_that_somebody_deleted_is_named_once(world, watching):
-    """Was: a slice that the provider no longer lists; one of spot counted as preempted."""
+    """A spot slice does not count as preempted then."""
     provider, _ = world.server(start=watching)
     for name in ("a", "b"):
         provider.request(order(name, id=f"order-{name}", job_id=f"j-{name}"))
@@ -317,7 +317,7 @@ PREEMPTED = (
 
 @pytest.mark.parametrize("watching", [True, False])
 def test_an_evicted_slice_keeps_the_message_of_kueue_with_the_job_that_won(world, watching):
-    """Was: the message was lost when a watch, and not a listing, noticed the eviction."""
+    """Also when a watch, and not a listing, notices the eviction."""
     provider, _ = world.server(start=watching, queue="q")
     provider.request(order("a", id="order-a", job_id="j-loses"))
     world.make_pods()

@@ -114,7 +114,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime | None = None
 
     def same_again(self) -> NodeRequest:
-        """What creates it again; its autostop time starts anew."""
+        """A request for the same TPU VM; its autostop time starts again."""
         end = expires_at(self.labels)
         return NodeRequest(
             accelerator=self.accelerator,

@@ -28,12 +28,7 @@ from tpufleet.providers.compute.naming import Location
 from tpufleet.providers.compute.quota import QuotaReader, exceeded
 from tpufleet.providers.compute.settings import ComputeSettings
 from tpufleet.providers.compute.shared_resources import SharedResources
-from tpufleet.providers.compute.zone_observer import (
-    BULK_REFUSAL_KEPT,
-    ZoneObserver,
-    ZoneSlice,
-    ZoneView,
-)
+from tpufleet.providers.compute.zone_observer import ZoneObserver, ZoneSlice, ZoneView
 from tpufleet.providers.tpu_vm import naming as metadata_keys
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
@@ -220,8 +215,8 @@ class ComputeProvider:
     ) -> None:  # fmt: skip
         """In bulk mode, unless the zone refuses that for this kind of capacity: Google's documents
         disagree on whether spot and on-demand groups can have it."""
-        without, now = self._zones[order.zone].without_bulk, self._clock.now()
-        until, refusal = without.get(order.capacity, (now, ""))
+        zone, now = self._zones[order.zone], self._clock.now()
+        until, refusal = zone.without_bulk.get(order.capacity, (now, ""))
         bulk = until <= now
         body = requests.group(order, slice_id, accelerator, template, location, bulk=bulk)
         try:
@@ -230,14 +225,14 @@ class ComputeProvider:
             why = str(error).partition(": ")[2]  # without the name
             if bulk and error_mapping.refuses_bulk(why):
                 log.warning("%s; creating groups there without it", error)
-                without[order.capacity] = (now + BULK_REFUSAL_KEPT, why)
+                zone.stop_bulk(order.capacity, why, now)
                 self._insert_group(order, slice_id, accelerator, template, location)
             elif self._shared.lacks(str(error)):
                 raise ProviderBusy(str(error)) from error
             elif bulk:
                 raise
             else:
-                without.pop(order.capacity, None)  # neither is accepted
+                zone.without_bulk.pop(order.capacity, None)  # neither is accepted
                 raise BadRequest(f"{refusal}; and without bulk mode: {why}") from error
 
     def _insert(

@@ -200,6 +200,9 @@ class ZoneObserver:
             seen = self._without_bulk(seen, seen.message, capacity, now)
         return self._slice(group["name"], seen, path, config["labels"], instances, now)
 
+    def stop_bulk(self, capacity: Capacity, why: str, now: datetime) -> None:
+        self.without_bulk[capacity] = (now + BULK_REFUSAL_KEPT, why)
+
     def _without_bulk(
         self, seen: Observation, why: str, capacity: Capacity | None, now: datetime
     ) -> Observation:
@@ -207,7 +210,7 @@ class ZoneObserver:
         refused = seen.state is CloudState.REFUSED and seen.refusal is RefusalKind.REQUEST
         if capacity is None or not refused or not error_mapping.refuses_bulk(why):
             return seen
-        self.without_bulk[capacity] = (now + BULK_REFUSAL_KEPT, why)
+        self.stop_bulk(capacity, why, now)
         return replace(seen, refusal=RefusalKind.CAPACITY)
 
     def _of_instance(self, instance: Json, now: datetime) -> ZoneSlice:
