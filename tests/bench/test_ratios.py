@@ -20,8 +20,9 @@ from tpufleet.model.job.jobs import JobState
 JOBS, BULK, ROUNDS = 250, 2000, 3
 POOL = Pool(name="full", provider="local", accelerator="v5litepod-1", largest=1)
 SPEC = {"command": ["sleep", "3600"], "accelerator": "v5e-1", "pool": POOL.name}
-# Yardsticks per thousand jobs: a third more than on a busy machine; the first varies with the load.
-LIMITS = {"one at a time": 25.0, "in bulk": 1.4, "listed": 0.08}
+# Yardsticks per thousand jobs: a third more than the most that was measured. On a quiet machine the
+# yardstick itself is faster, so the last two are larger there; the first grows with the load.
+LIMITS = {"one at a time": 25.0, "in bulk": 1.6, "listed": 0.13}
 MAX_IDLE_MIB = 60
 
 

@@ -136,6 +136,14 @@ def test_an_idle_pool_is_deleted_after_the_grace_period():
     assert "runs on another pool" in gone.reason
 
 
+def test_of_two_slices_on_each_others_pools_the_first_to_complete_frees_one_at_once():
+    pools, observed = two_slices(PoolStatus.RUNNING)
+    idle, complete = {pools[1].name: NOW}, {pools[0].parent: NOW}
+    (gone,) = plan(pools, idle_since=idle, completed_jobs=complete, **observed).deletes
+    assert gone.pool.name == pools[1].name
+    assert f"of Job {'/'.join(pools[0].parent)}, which is complete" in gone.reason
+
+
 def test_pending_pools_count_towards_the_namespace_budget():
     budget = settings(budget_chips=Limit(namespaces={"*": 16}))
     pending = {"another-pool": PendingPool("default", 16)}

@@ -63,9 +63,24 @@ def unneeded_reason(
     if completed_at is not None and pool.parent is not None:
         return f"Job {'/'.join(pool.parent)} is complete", completed_at
     idle_since = state.idle_since.get(pool.name)
-    if idle_since is not None:
-        return "idle: its Job runs on another pool", idle_since + IDLE_GRACE
-    return None, _NEVER
+    if idle_since is None:
+        return None, _NEVER
+    complete = _complete_job_of_place(pool, state)
+    if complete is not None:
+        return (
+            f"its Job runs on the pool of Job {'/'.join(complete)}, which is complete",
+            state.completed_jobs[complete],
+        )
+    return "idle: its Job runs on another pool", idle_since + IDLE_GRACE
+
+
+def _complete_job_of_place(pool: ObservedPool, state: ClusterState) -> tuple[str, str] | None:
+    """The complete Job for which the pool was made that the Job of `pool` runs on."""
+    for other in state.pools:
+        users = state.users.get(other.name, ())
+        if other.parent in state.completed_jobs and any(one.parent == pool.parent for one in users):
+            return other.parent
+    return None
 
 
 def active_users(pool: ObservedPool, state: ClusterState) -> list[PoolUser]:
