@@ -21,6 +21,7 @@ from tpufleet.clocks import SystemClock
 from tpufleet.errors import FleetError
 from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, NODE, POD
 from tpufleet_gke.provisioner.main import ProvisionerOptions, ProvisionerProgram
+from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_gke.provisioner.settings import from_environ as settings_from_environ
 from tpufleet_testbed.gke.grpc_server import GkeServer
 from tpufleet_testbed.gke.kwok_backend import KwokNodes
@@ -275,9 +276,12 @@ class Rig:
     def describe(self) -> str:
         """State for a failed assertion."""
         pods = {
-            pod["metadata"]["name"]: pod["status"].get("phase")
+            pod["metadata"]["name"]: (pod["status"].get("phase"), pod["spec"].get("nodeName"))
             for pod in self.connection.list(POD, self.namespace)[0]
         }
-        pools = {name: pool.status.name for name, pool in self.gke.pools.items()}
+        pools = {
+            name: (pool.status.name, pool.config.labels.get(label_keys.PARENT_NAME))
+            for name, pool in self.gke.pools.items()
+        }
         ended = [process.poll() for process in self._processes]
         return f"pods {pods} pools {pools} provisioners {ended} {self.log()}"
