@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any
 
 from tests.provisioner import builders
+from tests.provisioner.emulated_slices import EmulatedSlices
 from tests.provisioner.simulated_nodes import SimulatedNodes
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import ProviderUnavailable
@@ -18,7 +19,6 @@ from tpufleet_gke.provisioner.gke.node_pools import GkeNodePools, NodePools
 from tpufleet_gke.provisioner.kube.pool_events import EventReporter
 from tpufleet_gke.provisioner.loop import Provisioner
 from tpufleet_gke.provisioner.model import label_keys, pod_owners
-from tpufleet_testbed.gke.dynamic_slices import EmulatedSlices
 from tpufleet_testbed.gke.grpc_server import GkeServer, client
 from tpufleet_testbed.gke.node_pools import GkeEmulator, NodeBackend
 
