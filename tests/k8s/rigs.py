@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.k8s.patient_connection import PatientConnection
 from tests.polling import wait_until
+from tests.testbed.gke.faulty_gke import FaultyGke
 from tpufleet.clocks import SystemClock
 from tpufleet.errors import FleetError
 from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, NODE, POD
@@ -25,7 +26,6 @@ from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_gke.provisioner.settings import from_environ as settings_from_environ
 from tpufleet_testbed.gke.grpc_server import GkeServer
 from tpufleet_testbed.gke.kwok_backend import KwokNodes
-from tpufleet_testbed.gke.node_pools import GkeEmulator
 from tpufleet_testbed.kubernetes import kwok_nodes
 from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
 
@@ -66,7 +66,7 @@ class Rig:
     def __init__(self, plane: KubernetesControlPlane, namespace: str, folder: Path) -> None:
         self.plane, self.namespace, self.folder = plane, namespace, folder
         self.connection = PatientConnection(plane.kubeconfig, manager="tests", timeout=900)
-        self.gke = GkeEmulator(
+        self.gke = FaultyGke(
             clock=SystemClock(),
             nodes=KwokNodes(self.connection),
             creation_time=timedelta(seconds=0.4),

@@ -13,6 +13,7 @@ from typing import Any
 from tests.provisioner import builders
 from tests.provisioner.emulated_slices import EmulatedSlices
 from tests.provisioner.simulated_nodes import SimulatedNodes
+from tests.testbed.gke.faulty_gke import FaultyGke
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import ProviderUnavailable
 from tpufleet_gke.provisioner.gke.node_pools import GkeNodePools, NodePools
@@ -20,7 +21,7 @@ from tpufleet_gke.provisioner.kube.pool_events import EventReporter
 from tpufleet_gke.provisioner.loop import Provisioner
 from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_testbed.gke.grpc_server import GkeServer, client
-from tpufleet_testbed.gke.node_pools import GkeEmulator, NodeBackend
+from tpufleet_testbed.gke.node_pools import NodeBackend
 
 ROUND = timedelta(seconds=2)  # of a provisioner at its defaults
 
@@ -78,7 +79,7 @@ class ProvisionerHarness:
         """Without simulated nodes, pools stay empty and pods stay as tests wrote them."""
         self.clock = clock or ManualClock()
         self.simulated = SimulatedNodes(self.clock) if simulate_nodes else None
-        self.gke = GkeEmulator(clock=self.clock, nodes=self.simulated or NodeBackend())
+        self.gke = FaultyGke(clock=self.clock, nodes=self.simulated or NodeBackend())
         self.server = GkeServer(self.gke).start()
         self.slices = EmulatedSlices(self.clock)
         self.list_timeout, self.dry_run = list_timeout, dry_run

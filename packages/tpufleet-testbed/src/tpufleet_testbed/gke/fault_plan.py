@@ -45,7 +45,6 @@ class GkeFaultPlan(msgspec.Struct, frozen=True, kw_only=True):
     delete: Duration = timedelta(seconds=5)
     chips: Duration = timedelta(0)  # from a ready node until its device plugin has them
     flex_start: Duration = timedelta(0)  # until a flex-start pool has its nodes
-    upgrade: Duration = timedelta(minutes=5)  # or repair
     operations: Count | None = None  # at the same time; None: no limit
     stock: Mapping[Zone, Mapping[Machine, Amounts]] = {}  # nodes
     quota: Mapping[Region, Mapping[Label, Amounts]] = {}  # chips
@@ -60,7 +59,7 @@ def apply(plan: GkeFaultPlan, gke: GkeEmulator) -> None:
     """Operations in progress keep their duration."""
     gke.creation_time, gke.deletion_time = plan.create, plan.delete
     gke.device_plugin_delay, gke.flex_start_delay = plan.chips, plan.flex_start
-    gke.upgrade_time, gke.max_operations = plan.upgrade, plan.operations
+    gke.max_operations = plan.operations
     gke.stock, gke.quotas = _limits(plan.stock), _limits(plan.quota)
     gke.zones = plan.zones
 

@@ -85,7 +85,6 @@ class GkeEmulator:
     # From the creation of nodes until their device plugin has registered the chips.
     device_plugin_delay: timedelta = timedelta(0)
     relabel_time: timedelta = timedelta(seconds=2)
-    upgrade_time: timedelta = timedelta(minutes=5)
     pools: dict[str, Any] = field(default_factory=dict)
     operations: dict[str, Any] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)  # pool of every accepted request, in order
@@ -93,67 +92,10 @@ class GkeEmulator:
     created_at: dict[str, datetime] = field(default_factory=dict)
     deleted_at: dict[str, datetime] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
-    _call_errors: list[tuple[str, ApiError]] = field(default_factory=list)
-    _creation_errors: list[tuple[int, str, str]] = field(default_factory=list)
-    _deletion_errors: list[tuple[int, str]] = field(default_factory=list)
-    _creation_times: list[timedelta] = field(default_factory=list)
-    _missing_nodes: list[int] = field(default_factory=list)
     _pending: list[_PendingOperation] = field(default_factory=list)
     _ended: deque[tuple[datetime, str]] = field(default_factory=deque)  # operations, oldest first
     _numbers: itertools.count = field(default_factory=itertools.count)
     _lock: threading.RLock = field(default_factory=threading.RLock)
-
-    # Faults for tests
-
-    def fail_next_call(self, method: str, code: str, message: str, times: int = 1) -> None:
-        """Fail the next calls of `create`, `delete`, `list` or `operations` with this status."""
-        self._call_errors += [(method, ApiError(Code[code], message))] * times
-
-    def stop_failing(self) -> None:
-        """Forget the failures that were asked for and have not happened."""
-        self._call_errors.clear()
-        self._creation_errors.clear()
-
-    def fail_next_creation(self, code: int, message: str, condition: str = "") -> None:
-        """Accept the next creation and fail its operation; the pool stays in state ERROR."""
-        self._creation_errors.append((code, message, condition))
-
-    def fail_next_deletion(self, code: int, message: str) -> None:
-        """Accept the next deletion and fail its operation; the pool stays, in state ERROR."""
-        self._deletion_errors.append((code, message))
-
-    def slow_next_creation(self, duration: timedelta) -> None:
-        """GKE tries for up to 35 minutes to get the instances of a pool."""
-        self._creation_times.append(duration)
-
-    def lose_nodes_of_next_creation(self, count: int) -> None:
-        """So many nodes of the next pool never join the cluster; the pool is RUNNING_WITH_ERROR."""
-        self._missing_nodes.append(count)
-
-    def start_upgrade(self, name: str) -> Any:
-        """As auto-upgrade does: the pool is RECONCILING and its nodes are replaced."""
-        return self._replace_nodes(name, Operation.Type.UPGRADE_NODES, "upgrading node software")
-
-    def start_repair(self, name: str) -> Any:
-        """As auto-repair does when one node of a slice fails: all nodes of a multi-host slice are
-        shut down, and new ones made. https://cloud.google.com/kubernetes-engine/docs/concepts/tpus
-        """
-        return self._replace_nodes(name, Operation.Type.AUTO_REPAIR_NODES, "repairing nodes")
-
-    def _replace_nodes(self, name: str, kind: Any, message: str) -> Any:
-        with self._lock:
-            pool = self._pool(name)
-            pool.status, pool.status_message = Status.RECONCILING, message
-            record = self._operation(kind, self._cluster_of(name), name)
-            self.nodes.delete_nodes(name)
-
-            def finish() -> None:
-                pool.status, pool.status_message = Status.RUNNING, ""
-                self._done(record)
-                self._add_nodes(record, pool)
-
-            self._later(record, name, self.upgrade_time, finish)
-            return record
 
     def set_status(self, name: str, status: str, message: str = "", condition: str = "") -> None:
         with self._lock:
@@ -242,9 +184,8 @@ class GkeEmulator:
             self.created.append(pool.name)
             self.created_at[pool.name] = self.clock.now()
             record = self._operation(Operation.Type.CREATE_NODE_POOL, parent, pool.name)
-            duration = self._creation_times.pop(0) if self._creation_times else self.creation_time
             finish = lambda: self._finish_creation(record, pool)
-            self._later(record, pool.name, duration, finish)
+            self._later(record, pool.name, self.creation_time, finish)
             return record
 
     def delete(self, parent: str, name: str) -> Any:
@@ -280,14 +221,10 @@ class GkeEmulator:
 
     @contextmanager
     def _called(self, method: str) -> Iterator[None]:
-        """One API call: holds the lock, runs what is due, and fails if a test asked for it."""
+        """One API call: holds the lock, and runs what is due."""
         with self._lock:
             self.calls.append(method)
             self.advance()
-            for index, (failing, error) in enumerate(self._call_errors):
-                if failing == method:
-                    del self._call_errors[index]
-                    raise error
             yield
 
     def _later(self, record: Any, pool: str, delay: timedelta, finish: Callable[[], None]) -> None:
@@ -346,9 +283,7 @@ class GkeEmulator:
         free = capacity.free_nodes(pool, pools, self.stock)
         unsupported = validation.unsupported_placement(pool) or validation.unsupported_disk(pool)
         reservation = capacity.exceeded_reservation(pool, pools, self.reservations)
-        if self._creation_errors:
-            self._fail(record, pool, *self._creation_errors.pop(0))
-        elif unsupported:
+        if unsupported:
             self._fail(record, pool, code_pb2.INVALID_ARGUMENT, unsupported)
         elif reservation:
             self._fail(record, pool, code_pb2.RESOURCE_EXHAUSTED, reservation)
@@ -369,14 +304,6 @@ class GkeEmulator:
                 seconds=(self.clock.now() - started).total_seconds(),
             )  # fmt: skip
             self._fail(record, pool, code_pb2.RESOURCE_EXHAUSTED, message, condition="GCE_STOCKOUT")
-        elif self._missing_nodes:
-            partial = api.NodePool(pool)
-            partial.initial_node_count -= self._missing_nodes.pop(0)
-            nodes, running = pool.initial_node_count, partial.initial_node_count
-            message = api_errors.text("lost-nodes", nodes=nodes, running=running)
-            self._done(record)
-            self.set_status(pool.name, "RUNNING_WITH_ERROR", message)
-            self._add_nodes(record, partial)
         else:
             pool.status = Status.RUNNING
             self._done(record)
@@ -400,9 +327,6 @@ class GkeEmulator:
         self.set_status(pool.name, "ERROR", message, condition)
 
     def _finish_deletion(self, record: Any, pool: Any) -> None:
-        if self._deletion_errors:
-            self._fail(record, pool, *self._deletion_errors.pop(0))
-            return
         self.nodes.delete_nodes(pool.name)
         self.pools.pop(pool.name, None)
         self._done(record)

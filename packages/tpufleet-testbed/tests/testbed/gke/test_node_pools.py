@@ -14,9 +14,9 @@ pytest.importorskip("google.cloud.container_v1", reason="pip install 'tpufleet[g
 from google.api_core import exceptions
 from google.cloud import container_v1 as api
 
+from tests.testbed.gke.faulty_gke import FaultyGke
 from tpufleet.clocks import ManualClock
 from tpufleet_testbed.gke.grpc_server import GkeServer, client
-from tpufleet_testbed.gke.node_pools import GkeEmulator
 
 PARENT = "projects/p/locations/us-central1/clusters/c"
 ZONE = "us-central1-a"
@@ -27,7 +27,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.gke = GkeEmulator(clock=self.clock)
+        self.gke = FaultyGke(clock=self.clock)
         self.server = GkeServer(self.gke).start()
         self.client = client(self.server.address)
 
