@@ -12,10 +12,10 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests.views.cli_runner import Tpu
 from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.providers.tpu_vm import preflight_server
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
-from tpufleet_testbed.cloud_tpu.project_api import set_quota
 
 SETTINGS = {"project": "my-project", "zones": ["us-central1-a", "europe-west4-b"]}
 
@@ -47,12 +47,14 @@ def test_a_project_that_is_set_up_passes(tmp_path, emulator):
 
 
 def break_quota(state):
-    set_quota(state, "v5e-16", Capacity.SPOT, "us-central1-a", 8)
+    quota = tpu_zones.quota_id(type_lookup.find("v5e-16"), Capacity.SPOT)
+    state.quota[quota, "us-central1-a"] = 8
 
 
 def break_region_quota(state):
     """As in projects whose zones have quota, but not their region."""
-    set_quota(state, "v5e-16", Capacity.SPOT, "us-central1", 0)
+    quota = tpu_zones.quota_id(type_lookup.find("v5e-16"), Capacity.SPOT, "Region")
+    state.quota[quota, "us-central1"] = 0
 
 
 TYPO = {"zones": ["us-centrall1-a"]}

@@ -24,7 +24,6 @@ from tpufleet_testbed.cloud_tpu.host_backend import HostBackend
 from tpufleet_testbed.cloud_tpu.locations import ZONES, Latencies
 from tpufleet_testbed.cloud_tpu.nodes import (
     Health,
-    MaintenanceWindow,
     NodeHealth,
     NodeRecord,
     NodeState,
@@ -291,20 +290,6 @@ class Cloud:
         self.hosts.notify(record)
         due = now + self.latency("notice_period", record.id)
         self._unless_changed(record, due, lambda at: self.reclaim(record, at))
-
-    def plan_maintenance(
-        self, record: NodeRecord, ahead: timedelta, *, scheduled: bool = True
-    ) -> None:
-        """Announce maintenance. The hosts get a notice when its window opens."""
-        start = self.clock.now() + ahead
-        record.maintenance = window = MaintenanceWindow(start=start, scheduled=scheduled)
-
-        def begin(at: datetime) -> None:
-            if record.maintenance is window and self.nodes.get(record.name) is record:
-                record.maintenance = replace(window, ongoing=True)
-                self.send_notice(record, "maintenance", at)
-
-        self.schedule(start, begin)
 
     def perform_maintenance(self, name: str, now: datetime) -> str:
         """Start announced maintenance before its window. The caller ends the operation."""

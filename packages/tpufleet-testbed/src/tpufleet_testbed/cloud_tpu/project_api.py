@@ -11,8 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tpufleet.clocks import SystemClock
-from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import tpu_zones, type_lookup
+from tpufleet.model.tpu import tpu_zones
 from tpufleet_testbed.cloud_tpu import catalog
 from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet_testbed.cloud_tpu.queued_rest import QueuedRest
@@ -179,14 +178,6 @@ class ProjectApi:
     def _answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
         status, content = self.answer(target, json.loads(body or b"{}"), method)
         return status, {"Content-Type": "application/json"}, json.dumps(content).encode()
-
-
-def set_quota(
-    state: ProjectState, accelerator: str, capacity: Capacity, place: str, to: int
-) -> None:
-    """Of a zone or a region."""
-    per = "Zone" if place in tpu_zones.zones() else "Region"
-    state.quota[tpu_zones.quota_id(type_lookup.find(accelerator), capacity, per), place] = to
 
 
 def _not_found(path: str) -> tuple[int, dict[str, Any]]:

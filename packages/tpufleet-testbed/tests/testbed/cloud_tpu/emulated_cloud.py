@@ -9,6 +9,7 @@ from datetime import timedelta
 from google.cloud import tpu_v2alpha1
 
 from tests.testbed.cloud_tpu.clients import PARENT, alpha_client_of, client_of
+from tests.testbed.cloud_tpu.maintenance import plan_maintenance
 from tpufleet.clocks import ManualClock
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
@@ -106,7 +107,7 @@ class EmulatedCloud:
         self, node_id: str, days: float, *, parent: str = PARENT, scheduled: bool = True
     ) -> None:
         record = self.record(node_id, parent)
-        self.emulator.cloud.plan_maintenance(record, timedelta(days=days), scheduled=scheduled)
+        plan_maintenance(self.emulator.cloud, record, timedelta(days=days), scheduled=scheduled)
 
     def write_guest_attribute(self, node_id: str, path: str, value: str) -> None:
         """As each host of the node would."""

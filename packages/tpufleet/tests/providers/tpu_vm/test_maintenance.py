@@ -11,6 +11,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from msgspec.structs import replace
 
 from tests.providers.tpu_vm.emulated_tpus import ZONE, order
+from tests.testbed.cloud_tpu.maintenance import plan_maintenance
 from tests.views.emulated_cloud import Cloud
 from tpufleet.model.fleet.fleets import NodeRequest
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
@@ -27,7 +28,7 @@ def test_planned_maintenance_is_part_of_the_listing(tpus):
     world.pass_time(11)
     assert world.listed()["a"].maintenance_at is None
     with world.emulator.cloud.lock:
-        world.emulator.cloud.plan_maintenance(world.node("a"), timedelta(days=7))
+        plan_maintenance(world.emulator.cloud, world.node("a"), timedelta(days=7))
     world.pass_time(11 * 60)
     planned = world.listed()["a"].maintenance_at
     assert planned is not None
