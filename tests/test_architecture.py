@@ -18,7 +18,7 @@ CLI = {
 ACTIVATIONS = {"runtime", "errors", "backoff", "entry_points"}  # plug-ins
 SERVICE = {
     "policy", "model", "errors", "clocks", "stores.base", "deep_folders", "disk_space",
-    "entry_points",
+    "entry_points", "web_server",
 }  # fmt: skip
 
 # What modules may import of ours: the packages and modules named, and what is in them. The longest
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "host_packages": set(),
     "installed_packages": set(),
     "schema": {"errors"},
+    "web_server": {"errors"},
     "model": {"errors", "schema", "model.values"},
     "model.values": {"errors", "schema"},
     "policy": {"model", "policy.accounting", "policy.recovery", "policy.scheduling"},
@@ -66,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # It alone names concrete classes.
     "compose": {
         "agent", "client", "clocks", "config", "controller", "deep_folders", "disk_space", "errors",
-        "linux", "model", "policy", "providers", "runtime", "service", "stores",
+        "linux", "model", "policy", "providers", "runtime", "service", "stores", "web_server",
     },
     "views": {"client", "model", "errors"},
     # `compose` and `agent.main` are imported when the command is called.
@@ -95,7 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "tpufleet_gke.provisioner": {
         "model", "schema", "clocks", "backoff", "errors", "kubernetes",
-        "providers.tpu_vm.google_rest", "tpufleet_gke.locations",
+        "providers.tpu_vm.google_rest", "web_server", "tpufleet_gke.locations",
         "tpufleet_gke.provisioner.model", "tpufleet_gke.provisioner.planning",
     },
     "tpufleet_gke.provisioner.model": {

@@ -12,6 +12,8 @@ from urllib.error import HTTPError
 
 import pytest
 
+from tests.polling import wait_until
+from tpufleet import web_server
 from tpufleet_gke.provisioner.kube import admission
 from tpufleet_gke.provisioner.kube.admission import AdmissionSettings
 from tpufleet_gke.provisioner.kube.webhook_server import WebhookServer
@@ -108,18 +110,20 @@ def post(port, trust, body):
 
 
 @needs_openssl
-def test_new_certificates_are_used_without_a_restart(tmp_path):
+def test_new_certificates_are_used_without_a_restart(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(web_server, "CERTIFICATE_CHECK_SECONDS", 0.1)
     first = issue(tmp_path / "tls", "first")
     webhook = WebhookServer("127.0.0.1:0", tmp_path / "tls", AdmissionSettings()).start()
     try:
         body = json.dumps(review({})).encode()
         assert patched_selectors(post(webhook.port, first, body)) == KEY
-        assert webhook.reload() is False
         (tmp_path / "tls" / "tls.crt").write_text("half written")
-        assert webhook.reload() is False
+        wait_until(lambda: "cannot read the renewed certificate" in caplog.text)
         assert patched_selectors(post(webhook.port, first, body)) == KEY
         second = issue(tmp_path / "tls", "second")
-        assert webhook.reload() is True
+        renewed = (tmp_path / "tls" / "tls.crt").read_text()
+        address = ("127.0.0.1", webhook.port)
+        wait_until(lambda: ssl.get_server_certificate(address) == renewed)
         assert patched_selectors(post(webhook.port, second, body)) == KEY
     finally:
         webhook.close()

@@ -37,9 +37,10 @@ from tpufleet.service.notifications.channels import ChannelSecrets
 from tpufleet.service.operations.server_status import AboutServer
 from tpufleet.service.transport import auth
 from tpufleet.service.transport.app import create_app
-from tpufleet.service.transport.http_server import FleetServer, listen, make_server
+from tpufleet.service.transport.http_server import FleetServer, make_server
 from tpufleet.service.transport.limits import RateLimiter
 from tpufleet.stores.base import ChangeSet, Store
+from tpufleet.web_server import listen
 
 SECRET = b"server secret of the tests"
 USERS = {"ada": Role.ADMIN, "mel": Role.MEMBER, "mo": Role.MEMBER, "vic": Role.VIEWER}
@@ -127,7 +128,7 @@ class ServiceHarness:
             limiter=limiter,
             concurrency=concurrency,
         )
-        listener = listen(port=self.port)
+        listener = listen(f"127.0.0.1:{self.port}")
         self.port = listener.getsockname()[1]
         self.server = make_server(self.app)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})

@@ -23,15 +23,15 @@ from tests.polling import wait_until
 from tests.server_process import Server
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
-from tpufleet import config
+from tpufleet import config, web_server
 from tpufleet.client import tls
 from tpufleet.client.agents import AgentClient
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, Unreachable, UntrustedCertificate
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.job.jobs import JobId, JobState
-from tpufleet.service.transport import http_server
-from tpufleet.service.transport.http_server import listen, make_server
+from tpufleet.service.transport.http_server import make_server
+from tpufleet.web_server import listen
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_slow_client_receives_all_of_a_response_after_which_the_connection_clo
     app = Starlette(routes=[whole])
     app.state.hub = SimpleNamespace(close=lambda: None)
     server = make_server(app, tls_cert=certificate.cert, tls_key=certificate.key)
-    listener = listen()
+    listener = listen("127.0.0.1:0")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -138,7 +138,7 @@ def test_a_certificate_that_is_not_trusted_comes_with_the_setting_for_it(secure)
 
 def test_a_renewed_certificate_is_used_without_a_restart(service, tmp_path, monkeypatch):
     """The files are replaced one after the other, as ACME clients do."""
-    monkeypatch.setattr(http_server, "CERTIFICATE_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(web_server, "CERTIFICATE_CHECK_SECONDS", 0.1)
     for name in ("used", "renewed"):
         (tmp_path / name).mkdir()
     used, renewed = (make_certificate(tmp_path / name) for name in ("used", "renewed"))

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpufleet.config import Config
-from tpufleet.errors import BadInput, Conflict, cannot_listen, readable_by_others, unreadable
-from tpufleet.service.transport.http_server import listen
+from tpufleet.errors import BadInput, Conflict, readable_by_others, unreadable
 from tpufleet.stores.base import Store
+from tpufleet.web_server import listen
 
 log = logging.getLogger(__name__)
 
@@ -137,21 +137,13 @@ def listen_on_previous_port(address: str, port_file: Path) -> socket.socket:
     """With port 0, the port of the last run: agents that outlived the server connect there."""
     host, _, port = address.rpartition(":")
     if int(port) != 0:
-        return _listen(address)
+        return listen(address)
     try:
-        listener = _listen(f"{host}:{int(port_file.read_text())}")
+        listener = listen(f"{host}:{int(port_file.read_text())}")
     except (FileNotFoundError, ValueError, BadInput):
-        listener = _listen(address)
+        listener = listen(address)
     write_private(port_file, f"{listener.getsockname()[1]}\n")
     return listener
-
-
-def _listen(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    try:
-        return listen(host.strip("[]"), int(port))
-    except OSError as error:
-        raise cannot_listen(address, error) from error
 
 
 def advertised_host(host: str) -> str:

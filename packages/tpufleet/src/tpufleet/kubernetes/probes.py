@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from tpufleet.errors import cannot_listen, invalid
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tpufleet.kubernetes.watch_cache import WatchCache
 
 ProbePage = Callable[[], tuple[int, str]]
-ServerType = TypeVar("ServerType", bound=ThreadingHTTPServer)
 
 
 def stale_caches(caches: Iterable[WatchCache], after: timedelta | None = None) -> str | None:
@@ -29,27 +28,20 @@ def stale_caches(caches: Iterable[WatchCache], after: timedelta | None = None) -
     return f"stale watch caches, not confirmed by the API server for: {ages}"
 
 
-def listen(
-    server_class: Callable[..., ServerType], address: str, handler: type[BaseHTTPRequestHandler]
-) -> ServerType:
-    """A server on `HOST:PORT`, or `:PORT` for all interfaces. BadInput if it cannot listen."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        raise invalid(address, "HOST:PORT or :PORT", "127.0.0.1:8080")
-    try:
-        return server_class((host, int(port)), handler)
-    except (OSError, OverflowError) as error:
-        raise cannot_listen(address, error) from error
-
-
 class ProbeServer:
-    """A few read-only pages on one address."""
+    """A few read-only pages on one address: `HOST:PORT`, or `:PORT` for all interfaces."""
 
     def __init__(self, address: str, pages: Mapping[str, ProbePage]) -> None:
-        self._server = listen(ThreadingHTTPServer, address, _handler(pages))
+        host, _, port = address.rpartition(":")
+        if not port.isdecimal():
+            raise invalid(address, "HOST:PORT or :PORT", "127.0.0.1:8080")
+        try:
+            self._server = ThreadingHTTPServer((host, int(port)), _handler(pages))
+        except (OSError, OverflowError) as error:
+            raise cannot_listen(address, error) from error
         self._server.daemon_threads = True
-        host, self.port = self._server.server_address[:2]
-        self.address = f"{host!s}:{self.port}"
+        bound, self.port = self._server.server_address[:2]
+        self.address = f"{bound!s}:{self.port}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, name=f"probes-{self.port}", daemon=True
         )

@@ -1,11 +1,10 @@
-"""The admission webhook's HTTPS server. Certificates are reloaded while it runs."""
+"""The admission webhook's HTTPS server."""
 
 from __future__ import annotations
 
 import json
 import logging
 import signal
-import socket
 import ssl
 import threading
 from collections.abc import Mapping
@@ -17,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from tpufleet.errors import BadInput, cannot_listen, invalid, unreadable
+from tpufleet.errors import unreadable
 from tpufleet.kubernetes.probes import ProbeServer
+from tpufleet.web_server import WebServer, listen
 from tpufleet_gke.provisioner.kube import admission
 from tpufleet_gke.provisioner.kube.admission import AdmissionSettings
 from tpufleet_gke.provisioner.settings import from_variables
@@ -26,62 +26,12 @@ from tpufleet_gke.provisioner.settings import from_variables
 log = logging.getLogger(__name__)
 
 MAX_REVIEW_BYTES = 3 * 2**20  # twice what etcd accepts for one object
-RELOAD_INTERVAL = 10.0  # seconds; cert-manager renews days before expiry
 SHUTDOWN_TIMEOUT = 5  # seconds for requests in progress
 
 
 class WebhookServer:
     def __init__(self, address: str, certificates: Path, settings: AdmissionSettings) -> None:
         """`certificates` is a folder with tls.crt and tls.key, as cert-manager writes them."""
-        self._certificate, self._key = certificates / "tls.crt", certificates / "tls.key"
-        self._loaded = self._read_files()
-        self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-        self._socket = _bind(address)
-        self.port = self._socket.getsockname()[1]
-        self._config = self._server_config(settings)
-        self._server = uvicorn.Server(self._config)
-        self._closing = threading.Event()
-        self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for name, target in (("webhook", self._serve), ("certificates", self._watch_files))
-        ]
-
-    def start(self) -> WebhookServer:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def close(self) -> None:
-        self._closing.set()
-        self._server.should_exit = True
-        for thread in self._threads:
-            thread.join()
-        self._socket.close()
-
-    def reload(self) -> bool:
-        """Load the certificates if the files changed. New connections use them."""
-        contents = self._read_files()
-        if contents == self._loaded:
-            return False
-        try:
-            # First into another context: a key that does not fit would break the one in use.
-            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-            assert self._config.ssl is not None
-            self._load(self._config.ssl)
-        except BadInput as error:
-            log.warning("%s; keeping the previous certificates", error)
-            return False
-        self._loaded = contents
-        return True
-
-    def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
-
-    def _watch_files(self) -> None:
-        while not self._closing.wait(RELOAD_INTERVAL):
-            self.reload()
-
-    def _server_config(self, settings: AdmissionSettings) -> uvicorn.Config:
         config = uvicorn.Config(
             create_app(settings),
             loop="asyncio",
@@ -89,27 +39,29 @@ class WebhookServer:
             log_config=None,
             lifespan="off",
             server_header=False,
-            ssl_certfile=self._certificate,
-            ssl_keyfile=str(self._key),
+            ssl_certfile=certificates / "tls.crt",
+            ssl_keyfile=certificates / "tls.key",
             timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         )
-        config.load()
-        assert config.ssl is not None
-        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
-        return config
-
-    def _load(self, context: ssl.SSLContext) -> None:
         try:
-            context.load_cert_chain(self._certificate, self._key)
+            config.load()
         except (OSError, ssl.SSLError) as error:
-            folder = self._certificate.parent
-            raise unreadable(f"tls.crt and tls.key in {folder}", error) from error
+            raise unreadable(f"tls.crt and tls.key in {certificates}", error) from error
+        self._socket = listen(address)
+        self.port = self._socket.getsockname()[1]
+        self._server = WebServer(config)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="webhook", daemon=True
+        )
 
-    def _read_files(self) -> tuple[bytes, bytes]:
-        try:
-            return self._certificate.read_bytes(), self._key.read_bytes()
-        except OSError:
-            return b"", b""
+    def start(self) -> WebhookServer:
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
 
 
 def create_app(settings: AdmissionSettings) -> Starlette:
@@ -127,24 +79,6 @@ def create_app(settings: AdmissionSettings) -> Starlette:
             return JSONResponse({"error": message}, status_code=400)
 
     return Starlette(routes=[Route("/mutate", mutate, methods=["POST"])])
-
-
-def _bind(address: str) -> socket.socket:
-    """A socket bound to `HOST:PORT`, or to `:PORT` on all interfaces."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        raise invalid(address, "HOST:PORT or :PORT", ":5000")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only on sockets whose protocol is explicit.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host.strip("[]"), int(port)))
-        listener.listen()
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise cannot_listen(address, error) from error
-    return listener
 
 
 def run(
