@@ -24,7 +24,6 @@ from tpufleet_testbed.cloud_tpu.host_backend import HostBackend
 from tpufleet_testbed.cloud_tpu.locations import ZONES, Latencies
 from tpufleet_testbed.cloud_tpu.nodes import (
     Health,
-    NodeHealth,
     NodeRecord,
     NodeState,
     State,
@@ -321,17 +320,6 @@ class Cloud:
         record.dead_hosts.setdefault(host, self.clock.now())
         record.health, record.health_description = Health.TIMEOUT, unresponsive(host)
         self.hosts.kill_host(record, host)
-
-    def force_state(
-        self, record: NodeRecord, state: NodeState, health: NodeHealth | None, now: datetime
-    ) -> None:
-        """Set a state that the cloud would not reach by itself."""
-        if state in (State.READY, State.CREATING):
-            record.state = state
-        elif state is not record.state:
-            self._release_hosts(record, state, now, state.name.lower())
-        if health is not None:
-            record.health = health
 
     def vanish(self, record: NodeRecord, now: datetime) -> None:
         """Delete the node without an operation or a notice."""

@@ -170,10 +170,6 @@ class QueuedResources:
             if record.state is QueuedState.WAITING_FOR_RESOURCES:
                 self._try_provision(record, now)
 
-    def force_state(self, record: QueuedRecord, state: Any, error: ApiError | None) -> None:
-        """Set a state that the cloud would not reach by itself."""
-        record.state, record.error = state, error
-
     def _try_provision(self, record: QueuedRecord, at: datetime) -> None:
         if self.records.get(record.name) is not record or record.state not in WAITING:
             return

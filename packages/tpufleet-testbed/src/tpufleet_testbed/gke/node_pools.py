@@ -91,7 +91,6 @@ class GkeEmulator:
     # Times of the accepted requests, by pool.
     created_at: dict[str, datetime] = field(default_factory=dict)
     deleted_at: dict[str, datetime] = field(default_factory=dict)
-    calls: list[str] = field(default_factory=list)
     _pending: list[_PendingOperation] = field(default_factory=list)
     _ended: deque[tuple[datetime, str]] = field(default_factory=deque)  # operations, oldest first
     _numbers: itertools.count = field(default_factory=itertools.count)
@@ -204,10 +203,6 @@ class GkeEmulator:
             self._later(record, name, self.deletion_time, finish)
             return record
 
-    @property
-    def next_due(self) -> datetime | None:
-        return min((pending.due for pending in self._pending), default=None)
-
     def advance(self) -> None:
         """Finish every operation that is due."""
         with self._lock:
@@ -223,7 +218,6 @@ class GkeEmulator:
     def _called(self, method: str) -> Iterator[None]:
         """One API call: holds the lock, and runs what is due."""
         with self._lock:
-            self.calls.append(method)
             self.advance()
             yield
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ Status: Any = api.NodePool.Status
 @dataclass
 class FaultyGke(GkeEmulator):
     upgrade_time: timedelta = timedelta(minutes=5)  # or repair
+    calls: list[str] = field(default_factory=list)
     _call_errors: list[tuple[str, ApiError]] = field(default_factory=list)
     _creation_errors: list[tuple[int, str, str]] = field(default_factory=list)
     _deletion_errors: list[tuple[int, str]] = field(default_factory=list)
@@ -78,11 +79,16 @@ class FaultyGke(GkeEmulator):
             self._later(record, name, self.upgrade_time, finish)
             return record
 
+    @property
+    def next_due(self) -> datetime | None:
+        return min((pending.due for pending in self._pending), default=None)
+
     # Where the emulator fails
 
     @contextmanager
     def _called(self, method: str) -> Iterator[None]:
         with super()._called(method):
+            self.calls.append(method)
             for index, (failing, error) in enumerate(self._call_errors):
                 if failing == method:
                     del self._call_errors[index]

@@ -196,14 +196,10 @@ def test_nodes_of_another_fleet_and_slices_of_this_one_are_refused(world):
 
 def test_a_node_that_is_not_ready_yet_is_tried_again_and_a_stopped_one_is_not(world):
     make_node(world, "small", accelerator_type="v5litepod-1")
-    world.emulator.cloud.force_state(
-        world.node("small"), tpu_v2.Node.State.CREATING, None, world.clock.now()
-    )
+    world.node("small").state = tpu_v2.Node.State.CREATING
     with pytest.raises(ProviderUnavailable):
         adopt(world, node="small", accelerator="v5litepod-1")
-    world.emulator.cloud.force_state(
-        world.node("small"), tpu_v2.Node.State.STOPPED, None, world.clock.now()
-    )
+    world.node("small").state = tpu_v2.Node.State.STOPPED
     with pytest.raises(BadRequest, match="small is stopped; run `tpu vm repair small` first"):
         adopt(world, node="small", accelerator="v5litepod-1")
 

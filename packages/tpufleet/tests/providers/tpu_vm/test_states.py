@@ -126,7 +126,7 @@ def test_a_failed_queued_resource_reports_the_reason(world, error, state, messag
     world.provider.request(order("a", capacity=Capacity.QUEUED))
     with world.emulator.cloud.lock:
         world.emulator.cloud.nodes.clear()
-        world.emulator.queue.force_state(world.queued("a"), Standing.FAILED, error)
+        world.queued("a").state, world.queued("a").error = Standing.FAILED, error
     seen = world.listed()["a"]
     assert seen.state is state and message in seen.message
 
