@@ -99,16 +99,17 @@ def test_a_hanging_zone_does_not_delay_the_listing(tpus):
 def test_the_rate_halves_on_rate_limit_errors_and_grows_on_success():
     now = [0.0]
     pace = rate_limit.ZoneRateLimit("z", lambda: now[0])
-    pace.acquire()
     for _ in range(10):
-        pace.on_rate_limited()
+        now[0] += 1 / rate_limit.MIN_RATE
+        with pytest.raises(RateLimited, match="too many"), pace.track_create():
+            raise RateLimited("too many requests")
     assert pace.rate == rate_limit.MIN_RATE
-    with pytest.raises(RateLimited):
-        pace.acquire()
-    now[0] += 1 / rate_limit.MIN_RATE
-    pace.acquire()
+    with pytest.raises(RateLimited, match=r"limited to 0\.2 creates/s"), pace.track_create():
+        pass
     for _ in range(1000):
-        pace.on_success()
+        now[0] += 1 / rate_limit.MIN_RATE
+        with pace.track_create():
+            pass
     assert pace.rate == rate_limit.MAX_RATE
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadRequest, ProviderBusy, ProviderError, QuotaExceeded, RateLimited
+from tpufleet.errors import BadRequest, ProviderBusy, ProviderError, QuotaExceeded
 from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice, SliceListing
 from tpufleet.model.fleet.slices import SliceId, settings_digest
 from tpufleet.model.job.jobs import Capacity
@@ -91,18 +91,12 @@ class ComputeProvider:
 
     def request(self, order: Order) -> None:
         accelerator = requests.validate(order, self._settings)
-        limit = self._rate_limits[order.zone]
-        limit.acquire()
-        try:
-            with limit.track_call():
-                if order.node:
-                    self._adopt(order, self._zones[order.zone].location)
-                else:
-                    self._create(order, accelerator, self._zones[order.zone].location)
-        except RateLimited:
-            limit.on_rate_limited()
-            raise
-        limit.on_success()
+        location = self._zones[order.zone].location
+        with self._rate_limits[order.zone].track_create():
+            if order.node:
+                self._adopt(order, location)
+            else:
+                self._create(order, accelerator, location)
 
     def release(self, slice_id: SliceId, zone: str) -> None:
         if zone not in self._zones or not metadata_keys.NODE_ID.fullmatch(slice_id):

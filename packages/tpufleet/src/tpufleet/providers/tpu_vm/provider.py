@@ -13,7 +13,7 @@ from pathlib import Path
 from google.cloud import tpu_v2
 
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadRequest, RateLimited
+from tpufleet.errors import BadRequest
 from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice, SliceListing
 from tpufleet.model.fleet.slices import SliceId, settings_digest
 from tpufleet.model.job.jobs import Capacity
@@ -96,20 +96,14 @@ class TpuVmProvider:
 
     def request(self, order: Order) -> None:
         requests.validate(order, self._settings)
-        zone, limit = self._zones[order.zone], self._rate_limits[order.zone]
-        limit.acquire()
-        try:
-            with limit.track_call():
-                if order.node:
-                    self._adopt(order, zone.location)
-                elif requests.uses_queued_resource(order, self._settings):
-                    self._request_queued(order, zone.location)
-                else:
-                    self._request_node(order, zone.location)
-        except RateLimited:
-            limit.on_rate_limited()
-            raise
-        limit.on_success()
+        location = self._zones[order.zone].location
+        with self._rate_limits[order.zone].track_create():
+            if order.node:
+                self._adopt(order, location)
+            elif requests.uses_queued_resource(order, self._settings):
+                self._request_queued(order, location)
+            else:
+                self._request_node(order, location)
 
     def release(self, slice_id: SliceId, zone: str) -> None:
         if zone not in self._zones or not naming.NODE_ID.fullmatch(slice_id):

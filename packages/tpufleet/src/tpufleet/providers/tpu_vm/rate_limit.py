@@ -29,8 +29,22 @@ class ZoneRateLimit:
         self._started: dict[int, float] = {}
         self._calls = 0
 
-    def acquire(self) -> None:
-        """Take a token for one create. RateLimited if there is none."""
+    @contextmanager
+    def track_create(self) -> Iterator[None]:
+        """Around each create, whose answer changes the rate. RateLimited if there is no token."""
+        self._take_token()
+        try:
+            with self.track_call():
+                yield
+        except RateLimited:
+            with self._lock:
+                self.rate = max(MIN_RATE, self.rate / 2)
+                self._tokens = 0
+            raise
+        with self._lock:
+            self.rate = min(MAX_RATE, self.rate + RATE_INCREASE)
+
+    def _take_token(self) -> None:
         with self._lock:
             now = self._now()
             burst = max(1.0, self.rate * BURST_SECONDS)
@@ -41,15 +55,6 @@ class ZoneRateLimit:
                     f"{self._zone} is limited to {self.rate:.2g} creates/s after rate limit errors"
                 )
             self._tokens -= 1
-
-    def on_success(self) -> None:
-        with self._lock:
-            self.rate = min(MAX_RATE, self.rate + RATE_INCREASE)
-
-    def on_rate_limited(self) -> None:
-        with self._lock:
-            self.rate = max(MIN_RATE, self.rate / 2)
-            self._tokens = 0
 
     @contextmanager
     def track_call(self) -> Iterator[None]:
