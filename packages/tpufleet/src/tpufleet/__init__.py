@@ -18,19 +18,9 @@ from typing import TYPE_CHECKING, Any
 from tpufleet import host_packages
 
 if TYPE_CHECKING:
-    from tpufleet.views.python import (
-        Future,
-        Job,
-        JobFailed,
-        attach,
-        connect,
-        job,
-        jobs,
-        map,
-        run,
-        submit,
-        submit_all,
-    )
+    from tpufleet.views.python.functions import Future, attach, map, submit, submit_all
+    from tpufleet.views.python.job_handle import Job, JobFailed, job, jobs, run
+    from tpufleet.views.python.session import connect
 
 __version__ = "0.1.0"
 __all__ = [
