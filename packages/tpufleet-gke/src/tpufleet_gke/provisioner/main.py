@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from tpufleet.clocks import Clock, SystemClock
+from tpufleet.clocks import SystemClock
 from tpufleet.errors import unreadable
 from tpufleet.kubernetes.connections import Connection
 from tpufleet.kubernetes.probes import ProbeServer, stale_caches
@@ -58,10 +58,8 @@ class ProvisionerOptions:
 class ProvisionerProgram:
     """Threads and servers of one provisioner process."""
 
-    def __init__(
-        self, settings: ProvisionerSettings, options: ProvisionerOptions, clock: Clock | None = None
-    ) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(self, settings: ProvisionerSettings, options: ProvisionerOptions) -> None:
+        self._clock = SystemClock()
         self._connection = Connection(options.kubeconfig, manager=label_keys.EVENT_SOURCE)
         self._metrics = ProvisionerMetrics()
         self._cluster = WatchedCluster(

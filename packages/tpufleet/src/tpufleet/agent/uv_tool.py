@@ -11,9 +11,9 @@ from pathlib import Path
 from tpufleet.errors import not_installed
 
 
-def find_uv(path: str | None = None) -> str:
+def find_uv() -> str:
     """The one that the variable UV names, as uv sets it for programs that it runs; that of our own
-    environment; or else the one on `path`. BadInput if there is none."""
+    environment; or else the one on the PATH. BadInput if there is none."""
     named = os.environ.get("UV")
     candidates = [*([Path(named)] if named else []), Path(sys.prefix) / "bin" / "uv"]
     package = importlib.util.find_spec("uv")
@@ -22,7 +22,7 @@ def find_uv(path: str | None = None) -> str:
     for candidate in candidates:
         if os.access(candidate, os.X_OK):
             return str(candidate)
-    found = shutil.which("uv", path=path)
+    found = shutil.which("uv")
     if found is None:
         raise not_installed("uv", "uv")
     return found

@@ -62,14 +62,11 @@ class RepeatFilter(logging.Filter):
     """Passes a message a number of times per minute; the first one after that says how many were
     left out. Messages are the same when their format is, whatever the arguments."""
 
-    def __init__(
-        self,
-        most: int = MAX_PER_MESSAGE,
-        window_seconds: float = WINDOW_SECONDS,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    most = MAX_PER_MESSAGE
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._most, self._window, self._now = most, window_seconds, now
+        self._now = now
         self._lock = threading.Lock()
         self._started = now()
         self._counts: dict[tuple[str, str], int] = {}
@@ -79,12 +76,12 @@ class RepeatFilter(logging.Filter):
         key = (record.name, str(record.msg)[:200])
         with self._lock:
             now = self._now()
-            if now - self._started >= self._window:
+            if now - self._started >= WINDOW_SECONDS:
                 self._started = now
                 self._left_out = {
-                    each: count - self._most
+                    each: count - self.most
                     for each, count in self._counts.items()
-                    if count > self._most
+                    if count > self.most
                 }
                 self._counts = {}
             if key not in self._counts and len(self._counts) >= MAX_MESSAGES:
@@ -93,15 +90,14 @@ class RepeatFilter(logging.Filter):
             left_out = self._left_out.pop(key, 0) if count == 1 else 0
         if left_out:
             _append_count(record, left_out)
-        return count <= self._most
+        return count <= self.most
 
 
 class ClientErrorFilter(RepeatFilter):
     """For uvicorn's warnings, such as those of invalid requests, which every client can cause
     without a token: each of them once per minute."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(most=1, now=now)
+    most = 1
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno != logging.WARNING:

@@ -71,9 +71,7 @@ def flavor_name(accelerator: Accelerator) -> str:
     return accelerator.name
 
 
-def cluster_queue(
-    quota: Mapping[str, int], *, name: str = "cluster-queue", cohort: str = ""
-) -> Json:
+def cluster_queue(quota: Mapping[str, int], *, name: str = "cluster-queue") -> Json:
     """`quota`: the largest number of slices in use, by accelerator type."""
     if not 0 < len(quota) <= MAX_FLAVORS:
         raise BadInput(f"{len(quota)} TPU types; a ClusterQueue takes 1 to {MAX_FLAVORS}")
@@ -93,8 +91,6 @@ def cluster_queue(
             }
         ],
     }
-    if cohort:
-        spec["cohortName"] = cohort
     return {
         "apiVersion": KUEUE_API_VERSION,
         "kind": "ClusterQueue",

@@ -55,7 +55,6 @@ class TpuVmProvider:
         fleet: str,
         folder: Path | None = None,
         clock: Clock | None = None,
-        connect: Callable[[], tpu_v2.TpuClient] | None = None,
         deadline: float = api.DEADLINE,
         min_wait: float = MIN_WAIT,
         monotonic: Callable[[], float] = time.monotonic,
@@ -64,9 +63,7 @@ class TpuVmProvider:
         self._settings = settings
         self._fleet = fleet
         self._clock = clock or SystemClock()
-        self._api = TpuApi(
-            connect or (lambda: api.connect(settings.endpoint)), deadline, settings.project
-        )
+        self._api = TpuApi(lambda: api.connect(settings.endpoint), deadline, settings.project)
         self._rest = cache(lambda: api.connect_rest(settings.endpoint, settings.project))
         self._reservations = ReservationReader(self._rest, settings.project, settings.reservation)
         self._pending = PendingCreations(folder)

@@ -87,13 +87,12 @@ class TopApp(App[None]):
         connect: Callable[[], FleetClient],
         *,
         query: str = "",
-        all_users: bool = False,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         super().__init__()
         self._client, self._connect, self._now = client, connect, now
         self._user = client.me().name
-        self._query, self._everybody = query, all_users
+        self._query, self._everybody = query, False
         self._tab = Tab.JOBS
         self._view = FleetView()
         self._rows: list[TableRow] = []
