@@ -7,13 +7,13 @@ import contextlib
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
 import psutil
 
+from tpufleet.clocks import wait_until
 from tpufleet.errors import FleetError
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
@@ -92,9 +92,7 @@ class AgentProcesses:
 
     def _end_earlier(self, name: SliceId, zone: str) -> None:
         """Agents of an earlier run of the script."""
-        deadline = time.monotonic() + STOP_SECONDS
         self.end(name, zone)
-        while any(each.id == name for each in self._local.listing()):
-            if time.monotonic() > deadline:
-                raise FleetError(f"the agents of {name} do not stop")
-            time.sleep(0.05)
+        ended = lambda: all(each.id != name for each in self._local.listing())
+        if not wait_until(ended, STOP_SECONDS, 0.05):
+            raise FleetError(f"the agents of {name} do not stop")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -53,3 +54,13 @@ class ManualClock:
 def jittered(seconds: float, minimum: float = 0.5) -> float:
     """Between `minimum` and all of a delay, so that many clients do not retry at once."""
     return seconds * _random.uniform(minimum, 1.0)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, interval: float) -> bool:
+    """Whether it becomes true within this time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(interval)
+    return True

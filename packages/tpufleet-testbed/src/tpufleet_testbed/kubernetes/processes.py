@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from tpufleet.clocks import wait_until
 from tpufleet.errors import FleetError, Temporary
 from tpufleet_testbed.kubernetes.components import Component
 
@@ -47,12 +48,7 @@ class ProcessRecord:
 
     def wait_ended(self, seconds: float) -> bool:
         """Whether it ends within this time. A zombie has ended."""
-        deadline = time.monotonic() + seconds
-        while self.process is not None:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_SECONDS)
-        return True
+        return wait_until(lambda: self.process is None, seconds, POLL_SECONDS)
 
 
 class ProcessRegistry:

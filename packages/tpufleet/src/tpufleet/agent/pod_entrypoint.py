@@ -14,9 +14,10 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from tpufleet.clocks import wait_until
 
 WAIT_SECONDS = 600.0
 POLL_SECONDS = 1.0
@@ -28,11 +29,8 @@ def wait_for_assignment(environ: Mapping[str, str], timeout: float = WAIT_SECOND
     """Copy this pod's entry of the Secret to a private file, once there is one. A pod that no slice
     was assigned to within the timeout gets no file; that is not an error."""
     entry = Path(environ["TPUFLEET_SEATS"], environ["TPUFLEET_SEAT"])
-    deadline = time.monotonic() + timeout
-    while not entry.is_file():
-        if time.monotonic() > deadline:
-            return EXIT_NOT_ASSIGNED
-        time.sleep(min(POLL_SECONDS, timeout / 10))
+    if not wait_until(entry.is_file, timeout, min(POLL_SECONDS, timeout / 10)):
+        return EXIT_NOT_ASSIGNED
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with os.fdopen(os.open(environ["TPUFLEET_SEAT_FILE"], flags, 0o600), "w") as out:
         out.write(entry.read_text())

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import msgspec
 
+from tpufleet.clocks import wait_until
+
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG = 1
@@ -193,10 +195,8 @@ def _run_as_pid_1(config: SupervisorConfig, recorded: int) -> int:
 def _start(program: SupervisedProgram, config: SupervisorConfig) -> subprocess.Popen[bytes]:
     """The caller must keep the Popen: Python reaps a dropped one when it starts the next process,
     and os.wait would never report its end."""
-    deadline = time.monotonic() + SOCKET_TIMEOUT
-    path = program.wait_for_socket
-    while path and not socket_accepts(path) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    if path := program.wait_for_socket:
+        wait_until(lambda: socket_accepts(path), SOCKET_TIMEOUT, 0.02)
     with open(Path(config.logs) / f"{program.name}.log", "ab") as log:
         return subprocess.Popen(
             program.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 from tpufleet.agent.workload import untrusted_files
+from tpufleet.clocks import wait_until
 from tpufleet.errors import FleetError
 from tpufleet.model.fleet.host_commands import MAX_FILE_BYTES
 from tpufleet.runtime import profiling
@@ -38,14 +37,16 @@ def capture(
         raise ProfileFailed("no program is running on this host yet; try again when it is")
     _write_request(attempt_folder, request_id, duration)
     accepted = f"run/{profiling.accepted_file(request_id)}"
-    if not _wait_for(lambda: _read(attempt_folder, accepted) is not None, accept_seconds):
+    answered = lambda: _read(attempt_folder, accepted) is not None
+    if not wait_until(answered, accept_seconds, POLL_SECONDS):
         raise ProfileFailed(
             f"the program did not answer within {accept_seconds:g} s; it must call "
             "`tpufleet.runtime.initialize()`, or run as `python -m tpufleet.runtime.profiled …`"
         )
     reply = f"run/{profiling.reply_file(request_id)}"
     seconds = duration.total_seconds() + PACK_SECONDS
-    if not _wait_for(lambda: _read(attempt_folder, reply) is not None, seconds):
+    finished = lambda: _read(attempt_folder, reply) is not None
+    if not wait_until(finished, seconds, POLL_SECONDS):
         raise ProfileFailed(f"the program did not finish the profile within {seconds:g} s")
     _raise_error(_read(attempt_folder, reply) or b"")
     archive = _read(attempt_folder, f"run/{profiling.archive_file(request_id)}", MAX_FILE_BYTES)
@@ -87,12 +88,3 @@ def _raise_error(reply: bytes) -> None:
         error = "invalid reply"
     if error:
         raise ProfileFailed(f"the program could not record a profile: {str(error)[:500]}")
-
-
-def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_SECONDS)
-    return True
