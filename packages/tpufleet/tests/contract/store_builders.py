@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import string
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -53,6 +55,11 @@ def attempt(job_name: str = "j1", number: int = 0, **more: Any) -> Attempt:
         created_at=NOW,
         **more,
     )
+
+
+def random_text(length: int) -> str:
+    """Without repetition, so that no index can compress it."""
+    return "".join(random.Random(1).choices(string.ascii_letters + string.digits, k=length))
 
 
 def ended_attempt(job_name: str = "j1", number: int = 0, **more: Any) -> Attempt:

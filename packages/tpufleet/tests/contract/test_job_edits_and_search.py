@@ -122,6 +122,17 @@ def test_searches(store):
     assert search(store, "train.py") == ["j3", "j2"]
 
 
+def test_names_of_metrics_that_no_index_holds_keep_nothing_from_being_written(store):
+    """Programs choose them. The series of the job has them, a search does not."""
+    values = {a.random_text(20_000): 1.0, "a\0b": 1.0, "loss": 0.5}
+    store.commit(ChangeSet(new_jobs=[a.job("j1"), a.job("j2", at=1)]))
+    point = MetricPoint(job_id="j1", at=a.NOW, step=1, values=values)
+    store.record_metrics([point])
+    store.commit(ChangeSet(attempts=[a.ended_attempt("j2", metrics=values)]))
+    assert store.metric_points("j1") == [point]
+    assert search(store, "loss<1") == ["j2", "j1"]
+
+
 def test_searches_for_owners_whose_names_differ_in_case(store):
     jobs = [a.job("j1", owner="ada"), a.job("j2", at=1, owner="Ada"), a.job("j3", at=2, owner="bo")]
     store.commit(ChangeSet(new_jobs=jobs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -739,12 +740,23 @@ def test_liveness_of_a_host_that_reports_any_text_is_readable(store):
     """What one host reports must not keep the liveness of others from being read."""
     reports = [
         HostLiveness(host_id=f"s1/{index}", seen_at=a.NOW, attempt_id=text)
-        for index, text in enumerate(["\x1e", "\x1f\x1f", "a\x1eb\x1fc", "'\"\\", None, "j1.0"])
+        for index, text in enumerate(
+            ["\x1e", "\x1f\x1f", "a\x1eb\x1fc", "'\"\\", None, "j1.0", "a\0b"]
+        )
     ]
     store.record_heartbeats(reports)
     found = store.last_heartbeats([report.host_id for report in reports])
     assert found.keys() == {report.host_id for report in reports}
     assert found["s1/5"].attempt_id == "j1.0" and found["s1/4"].attempt_id is None
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_name_that_no_index_holds_is_not_taken_for_an_outage(kind, tmp_path):
+    url = f"sqlite:///{tmp_path}/fleet.db" if kind == "sqlite" else postgres.fresh_url()
+    with contextlib.closing(open_store(url)) as store:
+        with contextlib.suppress(BadInput):
+            store.put_object(a.random_text(20_000), b"", a.NOW)
+        store.put_object("short", b"", a.NOW)
 
 
 def test_usage_is_what_was_there_at_some_time_of_a_span(store):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
-from tpufleet.errors import Unreachable
+from tpufleet.errors import BadInput, Unreachable
 from tpufleet.model.fleet.hosts import (
     Exit,
     HostId,
@@ -428,3 +428,18 @@ def test_a_full_disk_is_told_without_a_stack_for_every_retry(caplog):
     warnings = [record for record in caplog.records if "host liveness" in record.message]
     assert len(warnings) > 1
     assert all("no space left" in record.message and not record.exc_info for record in warnings)
+
+
+def test_hosts_are_seen_also_while_metrics_cannot_be_written():
+    class NoMetrics(MemoryStore):
+        def record_metrics(self, points):
+            raise BadInput("value rejected")
+
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    store = NoMetrics()
+    heartbeats = Heartbeats(store, assignments=None, wake=lambda: None)
+    heartbeats._metrics.report(JobId("j1"), Progress(step=1), now)
+    heartbeats._liveness[HostId("s1/0")] = HostLiveness(host_id=HostId("s1/0"), seen_at=now)
+    with pytest.raises(BadInput):
+        asyncio.run(heartbeats.flush())
+    assert store.last_heartbeats([HostId("s1/0")])[HostId("s1/0")].seen_at == now

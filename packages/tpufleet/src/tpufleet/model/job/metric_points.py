@@ -11,6 +11,7 @@ from tpufleet.model.job.jobs import JobId
 
 MAX_POINTS = 500  # per job; more would not be visible in a plot
 MAX_METRICS = 100  # names per point
+MAX_SEARCHED_NAME = 200  # characters: an index of Postgres holds 2,704 bytes
 STEP = "step"  # searched like a metric: `step>1000`
 
 
@@ -24,11 +25,16 @@ class MetricPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def searchable_values(step: int | None, values: dict[str, float] | None) -> dict[str, float]:
-    """The latest values by name, without those that cannot be compared."""
+    """The latest values by name, without those that cannot be compared, and names that no index
+    holds: programs of users choose both."""
     numbers = dict(values or {})
     if step is not None:
         numbers.setdefault(STEP, step)
-    kept = [(name, value) for name, value in numbers.items() if abs(value) < float("inf")]
+    kept = [
+        (name, value)
+        for name, value in numbers.items()
+        if abs(value) < float("inf") and len(name) <= MAX_SEARCHED_NAME and "\0" not in name
+    ]
     return {name: float(value) for name, value in kept[:MAX_METRICS]}
 
 

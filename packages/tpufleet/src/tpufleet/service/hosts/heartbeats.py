@@ -165,16 +165,15 @@ class Heartbeats:
 
     async def flush(self) -> None:
         """Write the liveness and the metrics gathered since the last flush."""
+        if self._liveness:
+            gathered, self._liveness = self._liveness, {}
+            try:
+                await HEARTBEATS.run(self._store.record_heartbeats, list(gathered.values()))
+            except Exception:
+                self._liveness = gathered | self._liveness  # what came in meanwhile is newer
+                raise
         if self._metrics.pending:
             await HEARTBEATS.run(self._metrics.flush)
-        if not self._liveness:
-            return
-        gathered, self._liveness = self._liveness, {}
-        try:
-            await HEARTBEATS.run(self._store.record_heartbeats, list(gathered.values()))
-        except Exception:
-            self._liveness = gathered | self._liveness  # what came in meanwhile is newer
-            raise
 
     async def flush_forever(self, every: float = 1.0) -> None:
         while True:

@@ -222,7 +222,7 @@ class PostgresDatabase:
         connection = self._acquire()
         try:
             return use(connection)
-        except _driver().DataError as error:
+        except (_driver().DataError, _driver().errors.ProgramLimitExceeded) as error:
             raise BadInput(f"value rejected by the database: {_one_line(error)}") from error
         except _driver().errors.DiskFull as error:
             raise DatabaseFull(

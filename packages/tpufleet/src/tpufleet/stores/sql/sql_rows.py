@@ -21,7 +21,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _NEVER = 2**63 - 1
 _RECORD_SEPARATOR, _UNIT_SEPARATOR = "\x1e", "\x1f"  # JSON escapes both, and ids have neither
-_SEPARATORS = dict.fromkeys(map(ord, (_RECORD_SEPARATOR, _UNIT_SEPARATOR)))
+# Nor can a column of Postgres hold a null character.
+_NO_TEXT = dict.fromkeys(map(ord, (_RECORD_SEPARATOR, _UNIT_SEPARATOR, "\0")))
 # Older SQLite accepts 999 parameters in one statement.
 _BATCH_SIZE = 900
 
@@ -110,7 +111,7 @@ def heartbeat_row(liveness: HostLiveness) -> Row:
     progress = None if liveness.progress is None else to_text(liveness.progress)
     attempt_id = liveness.attempt_id  # from a host, so it may be any text
     if attempt_id is not None:
-        attempt_id = AttemptId(attempt_id.translate(_SEPARATORS))
+        attempt_id = AttemptId(attempt_id.translate(_NO_TEXT))
     return (liveness.host_id, to_micros(liveness.seen_at), attempt_id, progress)
 
 
