@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.contract.store_builders import tpu_slice
 from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.model.fleet.host_commands import (
+    FILE_CHUNK_BYTES,
     HEARTBEAT_ALLOWANCE,
     MAX_FILE_BYTES,
     MAX_TIMEOUT,
@@ -113,10 +114,11 @@ def test_an_errand_and_its_results_are_forgotten_when_nobody_can_wait_for_it(com
 
 
 def test_the_parts_of_a_file_are_read_in_order_by_another_server(commands, store):
-    for offset, part in ((3, b"def"), (0, b"abc"), (0, b"abc")):  # one is sent twice
+    chunk = b"a" * FILE_CHUNK_BYTES
+    for offset, part in ((FILE_CHUNK_BYTES, b"def"), (0, chunk), (0, chunk)):  # one is sent twice
         commands.append_file("e1", HOSTS[0], offset, part, NOW)
     commands.append_file("e1", HOSTS[1], 0, b"other", NOW)
-    assert b"".join(HostCommandQueue(store).read_file("e1", "a", HOSTS[0])) == b"abcdef"
+    assert b"".join(HostCommandQueue(store).read_file("e1", "a", HOSTS[0])) == chunk + b"def"
 
 
 def test_a_file_is_taken_and_given_only_for_its_command(commands):
@@ -129,6 +131,8 @@ def test_a_file_is_taken_and_given_only_for_its_command(commands):
         commands.read_file("e1", "b", HOSTS[0])
     with pytest.raises(BadInput, match="offset: must be from 0"):
         commands.append_file("e1", HOSTS[0], MAX_FILE_BYTES, b"x", NOW)
+    with pytest.raises(BadInput, match="offset: must be a multiple"):
+        commands.append_file("e1", HOSTS[0], 1, b"x", NOW)
 
 
 def test_a_file_is_forgotten_with_its_command(commands, store):

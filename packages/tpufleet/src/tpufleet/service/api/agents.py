@@ -19,7 +19,7 @@ from tpufleet.model.fleet.agent_protocol import (
     SliceTokenReply,
     SliceTokenRequest,
 )
-from tpufleet.model.fleet.host_commands import HostCommandResult
+from tpufleet.model.fleet.host_commands import FILE_CHUNK_BYTES, HostCommandResult
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.fleet.slices import SliceId, SliceState
 from tpufleet.model.job.attempts import Attempt, AttemptId
@@ -150,7 +150,7 @@ def put_host_command_result(
         Param("offset", OFFSET, number=True),
     ),
     body=bytes,
-    limit=MAX_CHUNK_BYTES,
+    limit=FILE_CHUNK_BYTES,
     verify=_verify_host,
 )
 def put_host_command_file(call: ApiCall, commands: HostCommandQueue) -> None:

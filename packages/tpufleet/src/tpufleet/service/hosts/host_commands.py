@@ -14,8 +14,9 @@ from datetime import datetime, timedelta
 from threading import Lock
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import Conflict, NotFound
+from tpufleet.errors import Conflict, NotFound, must_be
 from tpufleet.model.fleet.host_commands import (
+    FILE_CHUNK_BYTES,
     HEARTBEAT_ALLOWANCE,
     MAX_FILE_BYTES,
     HostCommand,
@@ -104,6 +105,8 @@ class HostCommandQueue:
         """A part of the file that the host sends with its result. Sending it again is no error."""
         self._require(command_id, slice_id_of(host), host)
         check_range("offset", offset, 0, MAX_FILE_BYTES - len(data))
+        if offset % FILE_CHUNK_BYTES:  # parts that overlap would be kept beside each other
+            raise must_be(f"a multiple of {FILE_CHUNK_BYTES}", offset, "offset")
         self._store.put_object(f"{_files(command_id, host)}{offset:012d}", data, now)
 
     def read_file(self, command_id: str, slice_id: str, host: HostId) -> Iterator[bytes]:
