@@ -161,6 +161,7 @@ def test_an_invalid_text_comes_with_the_nearest_valid_one() -> None:
         ({"size": 1, "a\nb": 1}, "'a\\nb'", "unknown field"),
         ({"size": 1, "zones": ["us-east1-d"] * 2}, "zones[1]", "duplicate"),
         ({"size": 1, "zones": ["us-east1-d"] * 4}, "zones", "4 items; at most 3"),
+        ({f"f{n}": 1 for n in range(1001)}, "", "1001 fields; at most 1000"),
         ({"size": 1, "env": "A"}, "env", "must be a mapping"),
         ({"size": 1, "env": {"A": "\0"}}, "env.A", "NUL"),
         ({"size": 1, "networks": {"a": 5}}, "networks.a", "must be a mapping"),

@@ -44,6 +44,7 @@ from tpufleet.errors import BadInput, InvalidSettings, invalid, must_be, quote, 
 T = TypeVar("T")
 Problem = tuple[str, str]  # path, what is wrong there
 
+MAX_FIELDS = 1000  # known or not: each that is unknown is compared with those that are known
 MAX_TEXT = 100_000  # Linux rejects a single argument of more than 128 KiB
 _INVALID: Any = object()
 _PLAIN_KEY = re.compile(r"[\w./-]{1,60}")
@@ -467,6 +468,9 @@ class _StructNode(_Node):
         if not isinstance(value, Mapping):
             names = ", ".join(list(self.fields)[:3])
             run.refuse(path, f"a mapping with fields such as {names}", value)
+            return {}
+        if len(value) > MAX_FIELDS:
+            run.add(path, f"{len(value)} fields; at most {MAX_FIELDS}")
             return {}
         parsed: dict[str, Any] = {}
         for name, item in value.items():

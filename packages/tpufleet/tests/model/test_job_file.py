@@ -187,6 +187,9 @@ def test_the_default_name_comes_from_the_program(command, name):
         ("tags", [f"t{n}" for n in range(101)], "tags: 101 items; at most 100"),
         ("tags", ["a b"], "tags[0]: 'a b' is not a tag (letters, digits and _.=:/-, "
          "at most 63 characters); for example a-b"),
+        ("mounts", [f"bucket:/data/{n}" for n in range(101)], "mounts: 101 items; at most 100"),
+        ("command", ["x" * 99_999] * 11, "command: 1099989 characters; at most 1048576"),
+        ("setup", ["x" * 99_999] * 11, "setup: 1099989 characters; at most 1048576"),
         ("notes", ["x"], "notes: must be text, not a list; put it in quotes"),
         ("cmd", "x", "cmd: unknown field; did you mean command?"),
         ("zone", "x", "zone: unknown field; did you mean zones?"),

@@ -86,7 +86,8 @@ TPU_VM_IMAGES_REFUSED = (
 
 
 MAX_COUNT = 1_000_000
-MAX_ENVIRONMENT = 256 * 1024  # characters; Linux takes 2 MiB with all arguments by default
+# Characters; Linux takes 2 MiB with all arguments by default.
+MAX_ENVIRONMENT, MAX_ARGUMENTS = 256 * 1024, 1024 * 1024
 _Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
 
@@ -284,6 +285,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     mounts: Annotated[
         tuple[Mount, ...],
+        Meta(max_length=100),
         about(
             "Cloud Storage buckets that the command sees as folders, through gcsfuse. "
             "`--mount BUCKET:PATH[:ro]` on the command line.",
@@ -436,9 +438,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.secrets:
             if name in self.env:
                 yield f"secrets.{name}", "also in env; remove one"
-        size = sum(len(name) + len(text) for name, text in self.env.items())
-        if size > MAX_ENVIRONMENT:
-            yield "env", f"{size} characters; at most {MAX_ENVIRONMENT}: put them in a file"
+        for name, texts, most in (
+            ("command", self.command, MAX_ARGUMENTS),
+            ("setup", self.setup, MAX_ARGUMENTS),
+            ("env", (*self.env, *self.env.values()), MAX_ENVIRONMENT),
+        ):
+            if (size := sum(map(len, texts))) > most:
+                yield name, f"{size} characters; at most {most}: put them in a file"
         if self.pool is not None and self.pod != PodSettings():
             yield "pod", "not with pool: its slices have their pods already; remove one"
         for name in ("python", "dependencies"):
