@@ -20,6 +20,7 @@ import pytest
 from tests import fake_gcs
 from tests.server_process import Server, wait_until
 from tpufleet.agent.workload import profiles
+from tpufleet.errors import FleetError
 from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet.model.job.metric_points import MetricPoint
 from tpufleet.runtime import gcs
@@ -131,6 +132,15 @@ def test_files_of_an_archive_cannot_be_written_elsewhere(tmp_path):
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     folder = "out/plugins/profile/r"
     assert written == {f"{folder}/host-0.xplane.pb", f"{folder}/host-0.trace.json.gz"}
+
+
+def test_an_archive_that_unpacks_to_more_than_a_trace_writes_nothing(tmp_path):
+    member = tarfile.TarInfo("host.xplane.pb")
+    member.size = profile.MAX_UNPACKED + 1
+    packed = gzip.compress(member.tobuf() + bytes(1024))
+    with pytest.raises(FleetError, match="record fewer seconds"):
+        list(profile.unpack(packed, tmp_path, "r", "host-0"))
+    assert not list(tmp_path.iterdir())
 
 
 # TensorBoard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import secrets
+import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -138,10 +139,16 @@ def unpack(data: bytes, target: Path, run: str, host: str) -> Iterator[Path]:
             content = archive.extractfile(member) if member.isfile() else None
             if content is None or kind not in TRACE_KINDS:
                 continue
+            if member.size > MAX_UNPACKED:
+                limit = MAX_UNPACKED // 2**20
+                raise FleetError(f"the trace has more than {limit} MiB; record fewer seconds")
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{host}.{kind}"
-            path.write_bytes(content.read())
+            with path.open("wb") as file:
+                shutil.copyfileobj(content, file)
             yield path
 
 
+# Of one file: an archive of 64 MiB can stand for a thousand times as much.
+MAX_UNPACKED = 2**30
 TRACE_KINDS = ("xplane.pb", "trace.json.gz", "memory_profile.json.gz")
