@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -70,17 +71,21 @@ def init(
         project = click.prompt("Project id")
     if not project:
         raise no_project()
+    config.checked(fleets.check_project, project, "--project")
+    bucket = bucket or f"gs://{project}-tpufleet/fleet"
+    config.checked(config.parse_bucket, bucket, "--bucket")
     if not types:
         typed = click.prompt("TPU types", default=DEFAULT_TYPE) if ask else DEFAULT_TYPE
         types = tuple(typed.replace(",", " ").split())
     wanted = list(map(type_and_capacity, types))
     document: dict[str, Any] = {
         **_server(public_url, tls_cert, tls_key, insecure_http),
-        "bucket": bucket or f"gs://{project}-tpufleet/fleet",
+        "bucket": bucket,
         **_sections(project, list(dict(wanted)), zones, ask, internal_ips),
     }
-    settings = connection.settings(new_file=True)
-    _write(settings.config_file, document, ask=ask, yes=yes)
+    # Not loaded: the command may replace a file with errors.
+    file = config.config_file(os.environ, Path.home())
+    _write(file, document, ask=ask, yes=yes)
     _check(wanted)
     click.echo("\nNext, once the checks pass:")
     for step in _next_steps(public_url, wanted):
