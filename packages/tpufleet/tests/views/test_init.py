@@ -296,6 +296,12 @@ def test_init_replaces_a_config_file_with_errors(newcomer, tmp_path):
     assert yaml.safe_load(file.read_text())["bucket"] == "gs://my-project-tpufleet/fleet"
 
 
+def test_the_first_job_has_a_limit_that_works_for_its_type(newcomer):
+    answer = newcomer("init", "--project", "my-project", "--type", "v6e-8", "--type", "tpu7x-16")
+    assert "  tpu run v6e-8 --spot --max-cost 5 -- " in answer.stdout
+    assert "  tpu run tpu7x-16 --spot --set max_hours=1 -- " in answer.stdout
+
+
 TLS = {"--tls-cert": "cert.pem", "--tls-key": "key.pem"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ from tpufleet import config
 from tpufleet.errors import BadInput, exists, no_project, together
 from tpufleet.model.fleet import fleets
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import tpu_zones, type_lookup
+from tpufleet.model.tpu import prices, tpu_zones, type_lookup
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.operators.check import check, print_checks, type_and_capacity
 
@@ -88,20 +88,24 @@ def init(
     _write(file, document, ask=ask, yes=yes)
     _check(wanted)
     click.echo("\nNext, once the checks pass:")
-    for step in _next_steps(public_url, wanted):
+    table = prices.price_table(connection.settings().prices)
+    for step in _next_steps(public_url, wanted, table):
         click.echo(f"  {step}")
 
 
-def _next_steps(public_url: str | None, wanted: Sequence[tuple[str, Capacity]]) -> list[str]:
+def _next_steps(
+    public_url: str | None,
+    wanted: Sequence[tuple[str, Capacity]],
+    table: Mapping[tuple[str, str], prices.Price],
+) -> list[str]:
     server = ["tpu deploy bundle", "tpu serve"] if public_url else ["tpu deploy server"]
     program = "python -c 'import jax; print(jax.devices())'"
-    return [
-        *server,
-        *(
-            f"tpu run {name} --{kind} --max-cost 5 -- {program}"
-            for name, kind in dict.fromkeys(wanted)
-        ),
-    ]
+    jobs = []
+    for name, kind in dict.fromkeys(wanted):
+        known = prices.chip_hour_price(name, kind, table) is not None
+        limit = "--max-cost 5" if known else "--set max_hours=1"  # the other has no effect
+        jobs.append(f"tpu run {name} --{kind} {limit} -- {program}")
+    return [*server, *jobs]
 
 
 def _server(
