@@ -90,7 +90,7 @@ def _parse_path(value: Any) -> Path:
     return Path(value)
 
 
-def _parse_bucket(value: Any) -> str:
+def parse_bucket(value: Any) -> str:
     if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}(/[^\s]*)?", str(value)):
         raise invalid(value, "a Cloud Storage location", "gs://bucket/folder")
     return str(value).rstrip("/")
@@ -167,7 +167,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # Per minute, by missing heartbeats alone.
     max_hosts_lost_percent: Annotated[int, Meta(ge=1, le=100)] = 20
     # gs:// location for checkpoints, code and logs; None: `data`.
-    bucket: Annotated[str | None, schema.custom("location", _parse_bucket)] = None
+    bucket: Annotated[str | None, schema.custom("location", parse_bucket)] = None
     tpu_vm: _Section | None = None  # parsed by `providers.tpu_vm.settings`
     # Parsed by `providers.compute.settings`; what it leaves out is that of `tpu_vm`.
     compute: _Section | None = None
@@ -295,6 +295,11 @@ def load(
     return config
 
 
+def config_file(environ: Mapping[str, str], user_home: Path) -> Path:
+    base = environ.get("XDG_CONFIG_HOME") or str(user_home / ".config")
+    return Path(environ.get("TPUFLEET_CONFIG") or Path(base) / "tpufleet" / "config.yaml")
+
+
 def load_valid(
     environ: Mapping[str, str],
     user_home: Path,
@@ -304,8 +309,7 @@ def load_valid(
     tls_options: bool = False,
 ) -> tuple[Config, list[str]]:
     """The valid settings, with defaults in place of invalid ones; and all errors."""
-    base = environ.get("XDG_CONFIG_HOME") or str(user_home / ".config")
-    file = Path(environ.get("TPUFLEET_CONFIG") or Path(base) / "tpufleet" / "config.yaml")
+    file = config_file(environ, user_home)
     written, errors, lines = _read_file(file)
     variables = {key: environ.get(f"TPUFLEET_{key.upper()}") for key in KEYS}
     document = {**written, **{key: text for key, text in variables.items() if text}}

@@ -138,6 +138,19 @@ def test_show_prints_the_parts_of_a_recovery(world, tpu):
     assert line in printed and parts in printed, printed
 
 
+def test_show_prints_the_newest_checkpoint_of_each_attempt(world, tpu):
+    first, now = start_job(world), world.clock.now()
+    lost = replace(first, state=AttemptState.ENDED, ended_at=now, checkpoint_step=10, last_step=11)
+    world.store.commit(ChangeSet(attempts=[lost]))
+    world.add_attempt("job-1", 1, "slice-1", start_step=40, running_at=now)  # saved, not reported
+    progress = Progress(step=75, checkpoint_step=70, at=now)
+    world.send_heartbeat("slice-1/0", phase=Phase.RUNNING, attempt_id="job-1.1", progress=progress)
+    wait_until(lambda: tpu.json("show", "job-1")["row"]["progress"]["step"])
+    attempts = tpu.json("show", "job-1")["attempts"]
+    assert [each["checkpoint_step"] for each in attempts] == [40, 70]
+    assert "step 40" in tpu.ok("show", "job-1")
+
+
 def test_why_explains_the_state(world, tpu):
     world.submit()
     answer = tpu.json("why", "job-1")

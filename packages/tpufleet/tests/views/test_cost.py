@@ -36,6 +36,15 @@ def test_costs_are_limited_to_a_date_or_a_time_ago(used: ServiceHarness, tpu: Tp
     assert "nothing was billed since then" in tpu("cost", "--since", "2999-01-01").stderr
 
 
+def test_what_was_useful_is_not_known_of_a_running_program_without_steps(
+    used: ServiceHarness, tpu: Tpu
+):
+    start = used.clock.now()
+    used.add_attempt("job-1", 0, "s-1", running_at=start)
+    used.clock.advance(timedelta(hours=8))
+    assert "not known" in tpu.ok("cost")
+
+
 def test_months_that_are_settled_are_shown_by_user(used: ServiceHarness, tpu: Tpu):
     earlier = CostRow(
         job_id=None,

@@ -273,6 +273,35 @@ def test_init_replaces_no_config_file_without_permission(newcomer, tmp_path):
     assert "my-project" in file.read_text()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--project", "My Project"), "--project: 'My Project' is not a project id"),
+        (("--project", "my-project", "--bucket", "lab"), "--bucket: 'lab' is not a Cloud Storage"),
+    ],
+    ids=["project", "bucket"],
+)
+def test_init_keeps_the_config_file_if_an_option_is_invalid(newcomer, tmp_path, options, message):
+    newcomer.ok("init", "--project", "my-project")
+    before = (tmp_path / "config.yaml").read_text()
+    answer = newcomer("init", *options, "--yes")
+    assert answer.exit_code == 2 and message in answer.stderr
+    assert (tmp_path / "config.yaml").read_text() == before
+
+
+def test_init_replaces_a_config_file_with_errors(newcomer, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("bucket: lab\n")
+    newcomer.ok("init", "--project", "my-project", "--yes")
+    assert yaml.safe_load(file.read_text())["bucket"] == "gs://my-project-tpufleet/fleet"
+
+
+def test_the_first_job_has_a_limit_that_works_for_its_type(newcomer):
+    answer = newcomer("init", "--project", "my-project", "--type", "v6e-8", "--type", "tpu7x-16")
+    assert "  tpu run v6e-8 --spot --max-cost 5 -- " in answer.stdout
+    assert "  tpu run tpu7x-16 --spot --set max_hours=1 -- " in answer.stdout
+
+
 TLS = {"--tls-cert": "cert.pem", "--tls-key": "key.pem"}
 
 
@@ -315,16 +344,19 @@ def test_the_server_listens_where_its_public_url_says(newcomer, tmp_path, option
     ("arguments", "message"),
     [
         ((), "--project"),
-        (("--project", "p-1", "--type", "v5e-5"), "nearest size"),
-        (("--project", "p-1", "--public-url", "http://10.0.0.5:8470"), "tpu deploy server"),
-        (("--project", "p-1", "--tls-cert", "c"), "require --public-url"),
+        (("--project", "my-project", "--type", "v5e-5"), "nearest size"),
+        (("--project", "my-project", "--public-url", "http://10.0.0.5:8470"), "tpu deploy server"),
+        (("--project", "my-project", "--tls-cert", "c"), "require --public-url"),
         (
-            ("--project", "p-1", "--public-url", "https://x", "--tls-cert", "c"),
+            ("--project", "my-project", "--public-url", "https://x", "--tls-cert", "c"),
             "set both --tls-cert and --tls-key",
         ),
-        (("--project", "p-1", "--type", "v4-8", "--zone", "us-east1-d"), "us-central2-b"),
-        (("--project", "p-1", *TRC, "--zone", "us-central1-a"), "v4-8 is not documented in us-c"),
-        (("--project", "p-1", "--type", "v4-8:demand"), "the capacity is one of"),
+        (("--project", "my-project", "--type", "v4-8", "--zone", "us-east1-d"), "us-central2-b"),
+        (
+            ("--project", "my-project", *TRC, "--zone", "us-central1-a"),
+            "v4-8 is not documented in",
+        ),
+        (("--project", "my-project", "--type", "v4-8:demand"), "the capacity is one of"),
     ],
 )
 def test_init_rejects_what_cannot_work(newcomer, arguments, message):

@@ -216,3 +216,4 @@ def test_queues_are_filtered(world, tpu: Tpu, pool):
     submit(world, "b", accelerator="v4-8", zones=["us-central2-b"])
     assert order(tpu, "--pool", "lab") == ["a"]
     assert order(tpu, "--user", "me") == order(tpu) and order(tpu, "--user", "ada") == []
+    assert "no pool named 'lap'" in tpu("queue", "--pool", "lap").stderr

@@ -47,6 +47,17 @@ _node = schema.text(
     "name of a TPU VM", NODE_ID.pattern, example="tpu-1", rule="a-z, 0-9 and -, at most 63"
 )
 
+PROJECT_ID = schema.text(
+    "project id",
+    r"([a-z][a-z0-9.-]{0,61}:)?[a-z][a-z0-9-]{4,28}[a-z0-9]",
+    example="my-project",
+    rule="`gcloud projects list` shows yours",
+)
+
+
+def check_project(project: str) -> str:
+    return str(schema.check(PROJECT_ID, project))
+
 
 def check_zone(zone: str) -> str:
     return str(schema.check(_zone, zone))

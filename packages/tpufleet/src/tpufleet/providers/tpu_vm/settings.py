@@ -76,14 +76,7 @@ class GoogleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the sections of TPU VMs and of Compute Engine instances have in common."""
 
     project: Annotated[
-        str,
-        schema.text(
-            "project id",
-            r"([a-z][a-z0-9.-]{0,61}:)?[a-z][a-z0-9-]{4,28}[a-z0-9]",
-            example="my-project",
-            rule="`gcloud projects list` shows yours",
-        ),
-        about("Project of the slices.", example="my-project"),
+        str, fleets.PROJECT_ID, about("Project of the slices.", example="my-project")
     ]
     zones: Annotated[
         tuple[_Zone, ...],

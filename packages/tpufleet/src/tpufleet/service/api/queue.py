@@ -6,6 +6,7 @@ from tpufleet.model.api_types import JobRow, QueueMove, QueuePage
 from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
+from tpufleet.service import lookups
 from tpufleet.service.jobs import job_queue, queries
 from tpufleet.service.transport.routing import ApiCall, Param, Router
 
@@ -22,12 +23,10 @@ router = Router()
 )
 def list_queue(call: ApiCall) -> QueuePage:
     """Waiting jobs in order, what each is behind, and when it starts."""
-    return job_queue.queue_page(
-        call.store,
-        call.now,
-        pool=call.query_text("pool"),
-        owner=call.query_text("owner"),
-    )
+    pool = call.query_text("pool")
+    if pool is not None:
+        lookups.require_pool(call.store, pool)
+    return job_queue.queue_page(call.store, call.now, pool=pool, owner=call.query_text("owner"))
 
 
 @router.post("/queue/{ref}/move", Role.MEMBER, foreign=AuditAction.MOVE_JOB)

@@ -237,10 +237,11 @@ def job_detail(store: Store, job: Job, now: datetime) -> JobDetail:
     attempts = store.attempts(job.id)
     children = store.jobs(JobQuery(parent=job.id, archived=None, limit=1000))
     live = attempts[-1] if attempts and attempts[-1].live else None
+    row = job_rows(store, [job])[0]
     return JobDetail(
         job=job,
-        row=job_rows(store, [job])[0],
-        attempts=tuple(attempts),
+        row=row,
+        attempts=tuple(_with_checkpoints(attempts, row.progress)),
         slices=tuple(slice_rows(store, store.slices(job_id=job.id), now)),
         hosts=tuple(host_rows(store, live)) if live is not None else (),
         children=tuple(job_rows(store, children)[::-1]),
@@ -249,6 +250,16 @@ def job_detail(store: Store, job: Job, now: datetime) -> JobDetail:
         recoveries=recovery_time.recoveries(attempts),
         goodput=tuple(_goodput(store, attempts, now)),
     )
+
+
+def _with_checkpoints(attempts: Sequence[Attempt], progress: Progress | None) -> Iterator[Attempt]:
+    """With the newest one of a live attempt, and with those of lost hosts, which only the next
+    attempt has reported."""
+    for attempt, after in zip_longest(attempts, attempts[1:]):
+        newest = progress.checkpoint_step if attempt.live and progress is not None else None
+        continued = recovery_time.resumed_step(after) if after is not None else None
+        known = max(attempt.checkpoint_step or 0, newest or 0, continued or 0)
+        yield replace(attempt, checkpoint_step=known or None)
 
 
 def _goodput(store: Store, attempts: Sequence[Attempt], now: datetime) -> Iterator[float | None]:

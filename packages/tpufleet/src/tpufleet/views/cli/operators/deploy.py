@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 from pathlib import Path
@@ -11,7 +10,9 @@ from pathlib import Path
 import click
 
 import tpufleet
-from tpufleet.errors import BadInput, invalid
+from tpufleet import config
+from tpufleet.errors import BadInput
+from tpufleet.model.fleet import fleets
 from tpufleet.model.people.users import TOKEN_PREFIX
 from tpufleet.model.values import names
 from tpufleet.views.cli import connection, output
@@ -79,8 +80,7 @@ def init(
             "no Postgres: replicas share one database\n"
             "  next: pass --store postgresql://USER:PASSWORD@HOST/DATABASE, or set TPUFLEET_STORE"
         )
-    if not re.fullmatch(r"[a-z0-9.:-]*[a-z][a-z0-9-]{4,28}[a-z0-9]", project):
-        raise invalid(project, "a project id", "my-project-123456", "--project")
+    config.checked(fleets.check_project, project, "--project")
     for zone in zones:
         if error := names.zone_error(zone):
             raise BadInput(f"--zone: {error}")

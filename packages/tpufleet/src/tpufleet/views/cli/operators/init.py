@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from tpufleet import config
 from tpufleet.errors import BadInput, exists, no_project, together
 from tpufleet.model.fleet import fleets
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.model.tpu import tpu_zones, type_lookup
+from tpufleet.model.tpu import prices, tpu_zones, type_lookup
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.operators.check import check, print_checks, type_and_capacity
 
@@ -70,33 +71,41 @@ def init(
         project = click.prompt("Project id")
     if not project:
         raise no_project()
+    config.checked(fleets.check_project, project, "--project")
+    bucket = bucket or f"gs://{project}-tpufleet/fleet"
+    config.checked(config.parse_bucket, bucket, "--bucket")
     if not types:
         typed = click.prompt("TPU types", default=DEFAULT_TYPE) if ask else DEFAULT_TYPE
         types = tuple(typed.replace(",", " ").split())
     wanted = list(map(type_and_capacity, types))
     document: dict[str, Any] = {
         **_server(public_url, tls_cert, tls_key, insecure_http),
-        "bucket": bucket or f"gs://{project}-tpufleet/fleet",
+        "bucket": bucket,
         **_sections(project, list(dict(wanted)), zones, ask, internal_ips),
     }
-    settings = connection.settings(new_file=True)
-    _write(settings.config_file, document, ask=ask, yes=yes)
+    # Not loaded: the command may replace a file with errors.
+    file = config.config_file(os.environ, Path.home())
+    _write(file, document, ask=ask, yes=yes)
     _check(wanted)
     click.echo("\nNext, once the checks pass:")
-    for step in _next_steps(public_url, wanted):
+    table = prices.price_table(connection.settings().prices)
+    for step in _next_steps(public_url, wanted, table):
         click.echo(f"  {step}")
 
 
-def _next_steps(public_url: str | None, wanted: Sequence[tuple[str, Capacity]]) -> list[str]:
+def _next_steps(
+    public_url: str | None,
+    wanted: Sequence[tuple[str, Capacity]],
+    table: Mapping[tuple[str, str], prices.Price],
+) -> list[str]:
     server = ["tpu deploy bundle", "tpu serve"] if public_url else ["tpu deploy server"]
     program = "python -c 'import jax; print(jax.devices())'"
-    return [
-        *server,
-        *(
-            f"tpu run {name} --{kind} --max-cost 5 -- {program}"
-            for name, kind in dict.fromkeys(wanted)
-        ),
-    ]
+    jobs = []
+    for name, kind in dict.fromkeys(wanted):
+        known = prices.chip_hour_price(name, kind, table) is not None
+        limit = "--max-cost 5" if known else "--set max_hours=1"  # the other has no effect
+        jobs.append(f"tpu run {name} --{kind} {limit} -- {program}")
+    return [*server, *jobs]
 
 
 def _server(

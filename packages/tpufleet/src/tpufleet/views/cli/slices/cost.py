@@ -112,10 +112,12 @@ def _add(item: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Pric
 def cells(item: CostTotal) -> tuple[str, ...]:
     dollars = _dollars(item.usd, item.simulated_usd)
     share = f" ({item.useful / item.chip_hours:.0%})" if item.chip_hours else ""
+    useful = f"{prices.amount(item.useful)}{share}"
+    unknown = item.badput.get(Badput.UNKNOWN, 0.0) > item.chip_hours / 2
     return (
         item.label,
         prices.amount(item.chip_hours),
-        f"{prices.amount(item.useful)}{share}",
+        "not known" if unknown else useful,
         dollars + ("" if item.priced else " + unpriced"),
         _losses(item),
     )
