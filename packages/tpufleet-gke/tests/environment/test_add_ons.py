@@ -9,7 +9,7 @@ import pytest
 from tests.environment.environments import environment
 from tpufleet.model.fleet.preflight import CheckStatus
 from tpufleet_gke.environment.addons import install
-from tpufleet_gke.environment.addons.install import AddOnFailed, Kubectl
+from tpufleet_gke.environment.addons.install import AddOnFailed, Kubectl, WebhookUnavailable
 
 OURS = "gke_my-project_us-central1_ml-cluster"
 LOGIN = "gcloud container clusters get-credentials ml-cluster --region us-central1"
@@ -65,6 +65,23 @@ def test_install_goes_on_in_its_cluster_and_in_one_that_is_not_gke(make_kubectl,
     kubectl, calls = make_kubectl(context)
     install.install(environment(), kubectl, lambda message: None)
     assert calls.read_text().count("apply --server-side") == 5
+
+
+WEBHOOK = "Internal error occurred: failed calling webhook"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "calls"),
+    [(WEBHOOK, WebhookUnavailable, install.ATTEMPTS), ("invalid", AddOnFailed, 1)],
+    ids=["webhook", "refused"],
+)
+def test_only_for_a_webhook_objects_are_applied_again(tmp_path, answer, error, calls):
+    script, log = tmp_path / "kubectl", tmp_path / "calls"
+    script.write_text(f'#!/bin/sh\necho "$1" >> {log}\necho "{answer}" >&2\nexit 1\n')
+    script.chmod(0o755)
+    with pytest.raises(AddOnFailed) as failed:
+        Kubectl(command=[str(script)], sleep=lambda seconds: None).apply([])
+    assert type(failed.value) is error and log.read_text().count("apply") == calls
 
 
 KUEUE = "kueue.x-k8s.io"

@@ -31,6 +31,10 @@ class TerraformFailed(FleetError):
     """Terraform or OpenTofu ended with an error."""
 
 
+class PluginLost(TerraformFailed):
+    """It lost contact with its own plugin, as on a machine that stood still meanwhile."""
+
+
 def find_program(environ: Mapping[str, str]) -> str:
     chosen = environ.get("TPUFLEET_TERRAFORM")
     names = [chosen] if chosen else PROGRAMS
@@ -137,19 +141,16 @@ class StageRunner:
             env=self._environ(), capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise TerraformFailed(
-                _message(self.program, stage, args[0], done.stderr or done.stdout)
-            )
+            output = done.stderr or done.stdout
+            error = PluginLost if LOST_PLUGIN in output else TerraformFailed
+            raise error(_message(self.program, stage, args[0], output))
         return done.stdout
 
     def _run_again(self, stage: StageName, *args: str) -> str:
-        """What changes nothing, once more if the program lost contact with its own plugin, as on a
-        machine that stood still meanwhile."""
+        """What changes nothing, if need be once more."""
         try:
             return self._run(stage, *args)
-        except TerraformFailed as error:
-            if LOST_PLUGIN not in str(error):
-                raise
+        except PluginLost:
             return self._run(stage, *args)
 
     def _stream(self, stage: StageName, *args: str) -> Generator[dict[str, Any], None, None]:

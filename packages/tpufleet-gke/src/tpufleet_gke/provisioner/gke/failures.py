@@ -20,7 +20,7 @@ from tpufleet.errors import (
     PermissionMissing,
     QuotaExceeded,
 )
-from tpufleet_gke.provisioner.model.cluster_state import FailureCause
+from tpufleet_gke.provisioner.model.cluster_state import FailureCause, PoolFailure
 
 MAX_LENGTH = 240  # characters of a text that is not known
 AGAIN = "it is tried again"
@@ -214,6 +214,11 @@ def _shorten(text: str) -> str:
         return text.removesuffix(".")
     end = text.rfind(". ", 0, MAX_LENGTH)
     return text[:end] if end > 0 else f"{text[: MAX_LENGTH - 1]}…"
+
+
+def failure_of(cause: FailureCause, text: str, message: str = "") -> PoolFailure:
+    """`message`: instead of a summary of Google's text."""
+    return PoolFailure(cause, message or summarize(text), text, unknown=known(text) is None)
 
 
 def classify_operation(code: int, message: str) -> FailureCause:
