@@ -26,7 +26,7 @@ def registered(group: str) -> tuple[Any, ...]:
             if name.startswith("tpufleet") and name.endswith(".dist-info"):
                 path = os.path.join(folder, name, "entry_points.txt")
                 targets = {**_targets(path, group), **targets}
-    return tuple(_load(targets[name]) for name in sorted(targets))
+    return tuple(each for name in sorted(targets) for each in _load(targets[name]))
 
 
 def _targets(path: str, group: str) -> dict[str, str]:
@@ -46,6 +46,12 @@ def _targets(path: str, group: str) -> dict[str, str]:
     return targets
 
 
-def _load(target: str) -> Any:
+def _load(target: str) -> list[Any]:
+    """Nothing, if its package was deleted from a checkout that is installed."""
     module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    try:
+        return [getattr(importlib.import_module(module), attribute)]
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        return []
