@@ -164,7 +164,7 @@ def is_integration(nodeid: str) -> bool:
     function, _, parameters = function.rstrip("]").partition("[")
     parts = path.split("/")
     names = {"/".join(parts[:length]) for length in range(1, len(parts) + 1)}
-    names |= {parts[-1], f"{parts[-1]}::{function}"}
+    names |= {parts[-1], f"{parts[-1]}::{function}", f"{path}::{function}"}
     names |= {f"[{parameter}]" for parameter in parameters.split("-")}
     return not INTEGRATION.isdisjoint(names)
 
