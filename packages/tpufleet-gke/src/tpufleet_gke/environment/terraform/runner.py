@@ -84,7 +84,11 @@ class StageRunner:
         """What apply would change, and what was changed outside. Changes nothing."""
         self._run(stage, "init", "-reconfigure")
         extra = ["-destroy"] if destroy else []
-        self._run_again(stage, "plan", "-lock-timeout=60s", f"-out={PLAN_FILE}", *extra)
+        plan = ("plan", "-lock-timeout=60s", f"-out={PLAN_FILE}", *extra)
+        try:
+            self._run(stage, *plan)
+        except PluginLost:
+            self._run(stage, *plan)
         shown = json.loads(self._run(stage, "show", "-json", PLAN_FILE, plain=True))
         return StagePlan(
             stage=stage,
@@ -145,13 +149,6 @@ class StageRunner:
             error = PluginLost if LOST_PLUGIN in output else TerraformFailed
             raise error(_message(self.program, stage, args[0], output))
         return done.stdout
-
-    def _run_again(self, stage: StageName, *args: str) -> str:
-        """What changes nothing, if need be once more."""
-        try:
-            return self._run(stage, *args)
-        except PluginLost:
-            return self._run(stage, *args)
 
     def _stream(self, stage: StageName, *args: str) -> Generator[dict[str, Any], None, None]:
         """Events as they happen. Ctrl-C reaches the program too, which then saves its state."""

@@ -40,12 +40,9 @@ class SharedResources:
         try:
             self._create(location, path, body)
         except ProviderError:
-            self.forget(path)
+            with self._lock:
+                self._ready.pop(path, None)
             raise
-
-    def forget(self, path: str) -> None:
-        with self._lock:
-            self._ready.pop(path, None)
 
     def lacks(self, names: Collection[str]) -> bool:
         """Whether one of them is among these, which somebody else deleted."""
