@@ -158,8 +158,8 @@ def line(nodeid: str) -> str:
 
 
 def is_integration(nodeid: str) -> bool:
-    """In the list: a folder that it is in, its file (without the folder), its function, or a
-    parameter of it, such as [postgres]."""
+    """In the list: a folder that it is in, its file or its function (both also without the
+    folder), or a parameter of it, such as [postgres]."""
     path, _, function = nodeid.partition("::")
     function, _, parameters = function.rstrip("]").partition("[")
     parts = path.split("/")
