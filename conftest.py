@@ -158,13 +158,13 @@ def line(nodeid: str) -> str:
 
 
 def is_integration(nodeid: str) -> bool:
-    """In the list: a folder that it is in, its file (without the folder), its function, or a
-    parameter of it, such as [postgres]."""
+    """In the list: a folder that it is in, its file or its function (both also without the
+    folder), or a parameter of it, such as [postgres]."""
     path, _, function = nodeid.partition("::")
     function, _, parameters = function.rstrip("]").partition("[")
     parts = path.split("/")
     names = {"/".join(parts[:length]) for length in range(1, len(parts) + 1)}
-    names |= {parts[-1], f"{parts[-1]}::{function}"}
+    names |= {parts[-1], f"{parts[-1]}::{function}", f"{path}::{function}"}
     names |= {f"[{parameter}]" for parameter in parameters.split("-")}
     return not INTEGRATION.isdisjoint(names)
 

@@ -67,7 +67,7 @@ def main() -> None:
                 name="`tpu --help`, CPU, median",
                 ours=cpu,
                 unit="s",
-                goal=0.2,
+                goal=0.1,
                 anchor=1.7,
                 peer="dstack",
             ),

@@ -38,6 +38,8 @@ def named_paths(page: Path) -> Iterator[str]:
 
 
 def exists(name: str) -> bool:
+    if (ROOT / name).is_relative_to(markdown.MAY_BE_DELETED):
+        return True
     if "*" in name:
         return any(any(base.glob(name)) for base in BASES)
     return any((base / name).exists() for base in BASES)

@@ -4,11 +4,15 @@ And nothing that is tracked depends on where packages come from."""
 from __future__ import annotations
 
 import collections
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.docs.markdown import MAY_BE_DELETED
 
 ROOT = Path(__file__).parents[2]
 # Hosts of package registries, assembled so that this file does not name one.
@@ -77,7 +81,49 @@ def test_every_line_of_the_list_of_integration_tests_names_something():
     stale = []
     for line in (ROOT / "tests" / "integration.txt").read_text().split():
         name, _, function = line.partition("::")
+        if (ROOT / name).is_relative_to(MAY_BE_DELETED):
+            continue
         exists = line.startswith("[") or (ROOT / name).exists() or name in texts
         if not exists or (function and f"def {function}(" not in texts[name]):
             stale.append(line)
     assert stale == []
+
+
+STUB = """#!/bin/sh
+echo "${0##*/} $*" >> "$LOG"
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lints", "builds"),
+    [
+        ("", True, False),
+        ("--all", True, True),
+        ("--all -x", True, True),
+        ("tests/test_a.py::test_b", False, False),
+        ("--all tests/test_a.py::test_b", False, False),
+        ("--all tests", False, False),
+    ],
+)
+def test_only_a_run_of_all_tests_builds(tmp_path, arguments, lints, builds):
+    """`./test` in an environment that is set up, whose programs note that they are called."""
+    log = tmp_path / "log"
+    for name in ("test", "scripts/environment.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in (".venv/bin/python", ".venv/bin/ruff", ".venv/bin/mypy", "scripts/build-web"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(STUB)
+        (tmp_path / name).chmod(0o755)
+    for name in ("packages/a/pyproject.toml", "requirements/test.txt", "tests/test_a.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    nothing = subprocess.check_output(["cksum"], stdin=subprocess.DEVNULL, text=True)
+    (tmp_path / ".venv/.ready-test").write_text(nothing.strip())
+    environ = {"PATH": os.environ["PATH"], "LOG": str(log)}
+    subprocess.run(["./test", *arguments.split()], cwd=tmp_path, env=environ, check=True)
+    calls = log.read_text()
+    assert ("ruff check" in calls) is lints
+    for call in ("build_servers.py", "build-web", "mypy"):
+        assert (call in calls) is builds
+    assert "-m pytest" in calls

@@ -19,6 +19,7 @@ from tpufleet.service.web.pages import STATIC_FOLDER
 
 UV = uv.find_uv_bin()
 MAX_CORE_PACKAGES = 25
+OTHERS = sorted(path.name[len("tpufleet-") :] for path in ROOT.glob("packages/tpufleet-*"))
 UNREACHABLE = ("Could not connect", "dns error", "error sending request", "Failed to fetch")
 
 
@@ -124,7 +125,7 @@ def environment(folder: Path, *install: str | Path) -> Path:
         (("gke",), "provisioner"),
         (("firestore",), "bridge"),
         (("testbed",), "emulator"),
-        (("activations", "firestore", "gke", "migration", "testbed"), "extract"),
+        (OTHERS, "extract"),
     ],
     ids=["core", "activations", "gke", "firestore", "testbed", "all"],
 )

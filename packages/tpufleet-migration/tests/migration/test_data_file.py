@@ -34,5 +34,5 @@ def test_the_data_of_the_former_job_manager_is_imported(tpu: Tpu, tmp_path):
     assert "pass --as with one of mel" in tpu("config", "import", str(file), "--as", "x").stderr
     refused = tpu("run", "v4-32-p2", "--", "true")
     assert refused.exit_code == 2
-    assert "error: v4-32-p2 is an alias of kmh-tpuvm-v4-32-2, which is neither" in refused.stderr
-    assert "`tpu adopt kmh-tpuvm-v4-32-2 --pool POOL`; or `tpu run v4-32 -- …`" in refused.stderr
+    assert "v4-32-p2 is an alias of kmh-tpuvm-v4-32-2" in refused.stderr
+    assert "`tpu adopt kmh-tpuvm-v4-32-2 " in refused.stderr

@@ -56,7 +56,7 @@ def test_my_own_name_is_not_needed(tpu: Tpu, line, shown, user):
     answer = tpu(*line, user)
     assert answer.exit_code == 0, answer.output
     assert shown in answer.stdout
-    assert f"hint: {user} is not needed: your token says who you are" in answer.stderr
+    assert f"hint: {user} is not needed" in answer.stderr
 
 
 def test_the_name_may_stand_anywhere(tpu: Tpu):
@@ -80,7 +80,7 @@ def test_a_job_of_another_user_is_named_with_its_owner(tpu: Tpu, verb):
 def test_a_command_about_what_is_mine_does_not_run_for_another_user(world, tpu: Tpu, line):
     answer = tpu(*line, "mo")
     assert answer.exit_code == 2
-    assert f"error: `tpu {line[0]}` is for what is yours, and you are mel, not mo" in answer.stderr
+    assert "you are mel, not mo" in answer.stderr
     assert world.client("mel").reservations() == () and tpu.json("jobs")["jobs"]
 
 
@@ -118,7 +118,7 @@ def test_queue_with_a_type_submits(tpu: Tpu):
     """It was the verb that put a job into the queue; today `run` does."""
     answer = tpu("queue", "v5e-16", "tag=x", "pool=lab", "pm=11", "mel", "--", "python", "train.py")
     assert answer.exit_code == 0, answer.output
-    assert "hint: to queue a job is now `tpu run --detach v5e-16`" in answer.stderr
+    assert "`tpu run --detach v5e-16`" in answer.stderr
     assert tpu.json("jobs", "tag:x")["jobs"]
     assert "no command to run" in tpu("queue", "v5e-16", "mel").stderr
 

@@ -137,7 +137,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("vq", "list the queue", f"{QUEUE}::test_a_job_is_behind_a_running_one_until_its_time_limit"),
     ("queue types, zones, tpus", "filter", f"{QUEUE}::test_queues_are_filtered"),
     ("dequeue", "remove", f"{QUEUE}::test_remove_cancels"),
-    ("dequeue --all, *", "only what waits", f"{QUEUE}::test_only_waiting_jobs_of_the_caller_are_removed"),
+    ("dequeue --all, *", "only what waits", f"{FORMER}::test_dequeue_removes_what_waits"),
     ("dqr", "run now", f"{FORMER}::test_the_queue"),
     ("queue pm=XY", "own or others', failed or finished", f"{SHARING}::test_a_job_says_whose_used_slices_it_takes"),
     ("queue pm: free TPU", "free for all", f"{SHARING}::test_a_slice_that_no_job_used_is_free_for_all"),
@@ -157,7 +157,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("help", "by command", "migration/test_former_names.py::test_help_of_a_command_can_be_asked_for_by_name"),
     ("tldr", "worked examples", "views/test_help_and_completion.py::test_an_example_is_a_valid_command_line"),
     ("trun, tm, tcks, tfind, tvq", "short names: completion", "views/test_help_and_completion.py::test_bash_completes"),
-    ("check-rules", "was not dispatched", f"{ALONE}::test_rules_shows_the_policy_under_both_names"),
+    ("check-rules", "was not dispatched", f"{FORMER}::test_check_rules_shows_the_rules"),
     # Data
     ("data.json", "imported", "migration/test_data_file.py::test_the_data_of_the_former_job_manager_is_imported"),
     ("legacy.json", "archived jobs are all kept", "contract/test_stores.py::test_archived_jobs_are_listed_only_on_request"),

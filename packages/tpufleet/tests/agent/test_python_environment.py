@@ -153,12 +153,12 @@ def test_a_job_runs_in_its_own_environment_and_the_second_attempt_keeps_it(
     assert exit.clean, log
     assert "hello True False" in log and "leaks []" in log and "nothing of the agent" in log
     assert "only what tpufleet imports" in log
-    assert "[tpufleet] environment: from dependencies of the job" in log
+    assert "environment: from dependencies " in log
     assert "3 packages, 0 from the cache" in log
     assert "pip" in log and "/python/lib/" in log, "pip is that of the environment"
     harness.assign("python", "train.py", attempt_id="j1.1", **job)
     assert harness.wait_for_exit("j1.1").clean
-    assert "environment: ready: 3 packages, 3 from the cache, in " in harness.log("j1.1")
+    assert "3 packages, 3 from the cache, in " in harness.log("j1.1")
     assert "Prepared" not in harness.log("j1.1") and "Installed" not in harness.log("j1.1")
     reported = harness.wait_for_phase(Phase.EXITED, "j1.1").environment
     assert (reported.packages, reported.cached) == (3, 3)

@@ -139,7 +139,7 @@ def test_a_link_to_the_outside_is_rejected_unless_ignored(tmp_path, target):
 def test_an_unreadable_file_is_named(tmp_path):
     write(tmp_path, {"closed": "x"})
     (tmp_path / "closed").chmod(0)
-    with pytest.raises(BadInput, match=r"cannot read .*closed: Permission denied; make it"):
+    with pytest.raises(BadInput, match="closed: Permission denied"):
         snapshots.scan(tmp_path)
 
 
@@ -187,7 +187,7 @@ def test_a_file_that_changes_during_packing_is_an_error(tmp_path):
     write(tmp_path, {"a": "1"})
     scanned = snapshots.scan(tmp_path)
     write(tmp_path, {"a": "2"})
-    with pytest.raises(Conflict, match="a changed while it was being packed; submit again"):
+    with pytest.raises(Conflict, match=r"^a changed "):
         snapshots.pack(scanned, io.BytesIO())
 
 

@@ -137,7 +137,7 @@ def test_a_server_with_another_store_is_refused_where_there_are_slices(tmp_path)
     with pytest.raises(Conflict, match="simulated slices of another store") as refused:
         local_root.claim(settings(one), MemoryStore())
     message = str(refused.value)
-    assert "another store, postgresql://fleet:***@db/fleet: with sqlite:///" in message
+    assert "postgresql://fleet:***@db/fleet: " in message
     assert "pass --store" in message and "word" not in message
     local_root.claim(settings(one, store=url), store).close()
 
@@ -195,7 +195,7 @@ def test_slices_are_not_stopped_while_another_server_has_them(tmp_path):
     stop = Tpu(TPUFLEET_HOME=str(two), TPUFLEET_DATA=str(one))
     refused = stop("serve", "--stop", "--all")
     assert refused.exit_code != 0 and f"those of the server in {one} (process" in refused.stderr
-    assert f"next: TPUFLEET_HOME={one} tpu serve --stop, then repeat" in refused.stderr
+    assert f"TPUFLEET_HOME={one} tpu serve --stop" in refused.stderr
     assert [each.state for each in provider.listing()] == [CloudState.CREATING]
     assert stop("serve", "--stop").exit_code == 0
     running.close()

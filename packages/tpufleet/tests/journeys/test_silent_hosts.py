@@ -105,7 +105,7 @@ def test_a_failed_bootstrap_releases_the_slice_at_once_and_three_fail_the_job(un
         fleet.run(30)
         fleet.cloud.find(fleet.cloud.requested[-1][1]).bootstrap = (wrong,)
     fleet.until(lambda: fleet.job(job).ended, 60)
-    assert "host 2: installing tpufleet failed: wrong checksum" in fleet.job(job).reason
+    assert "installing tpufleet failed: wrong checksum" in fleet.job(job).reason
     assert len(fleet.cloud.requested) == MAX_FUTILE_CREATIONS
     fleet.settle(job)
 
@@ -144,7 +144,7 @@ def test_a_server_that_hosts_cannot_reach_costs_each_job_one_slice_for_minutes(m
     for job in jobs:
         assert fleet.job(job).state is JobState.QUEUED, "it waits; it does not fail"
         assert "cannot reach this server at http://127.0.0.1" in fleet.job(job).reason
-        assert "host 2: connecting to the server: connection refused" in details_of(fleet, job)
+        assert "connecting to the server: connection refused" in details_of(fleet, job)
         assert "one slice tries again in" in details_of(fleet, job)
     [problem] = provider_problems(fleet)
     assert "public_url" in problem.message and problem.retry_at > fleet.now()

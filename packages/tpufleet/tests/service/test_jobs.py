@@ -57,7 +57,7 @@ def test_an_id_that_is_taken_by_another_job_is_a_conflict(service, by, spec):
 
 
 def test_a_job_cannot_use_a_provider_that_is_not_enabled(service):
-    with pytest.raises(BadInput, match="gke is not allowed on this server; allowed: local"):
+    with pytest.raises(BadInput, match=r"gke is not allowed .*: local"):
         service.client("mel").submit([new("job-1", providers=["tpu-vm", "gke"])])
     service.submit("job-2")
     service.end_job("job-2")
@@ -498,7 +498,7 @@ def test_why_tells_the_next_job_of_a_full_pool_when_it_can_start_at_the_latest(s
     service.submit("pair", pool="lab", slices=2, priority=-1)
     explanation = service.client("vic").why("next")
     assert explanation.until == service.clock.now() + timedelta(minutes=55)
-    assert "next in pool lab; starts in 55 min at the latest" in explanation.details[0]
+    assert "starts in 55 min at the latest" in explanation.details[0]
     (ahead,) = service.client("vic").why("after").details
     assert ahead == "1 job ahead in the queue for pool lab; starts in 2 h 55 min at the latest"
     service.end_job("next", reason="done")

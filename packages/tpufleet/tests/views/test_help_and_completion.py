@@ -100,39 +100,6 @@ def test_earlier_ways_to_edit_a_job_are_understood(typed, today):
     ]  # fmt: skip
 
 
-WITHOUT_MIGRATION = """
-import sys
-from tpufleet import entry_points
-registered = entry_points._targets
-entry_points._targets = lambda path, group: (
-    {} if "tpufleet_migration" in path else registered(path, group)
-)
-sys.modules["tpufleet_migration"] = None  # importing it fails
-from tpufleet.__main__ import run
-sys.exit(run(sys.argv[1:]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        ("--help", 0),
-        ("jobs", 0),
-        ("config rules", 0),
-        ("purge --help", 0),
-        ("run --help", 0),
-        ("kill x", 2),
-    ],
-)
-def test_commands_work_without_the_distribution_for_former_tools(tpu: Tpu, words, status):
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MIGRATION, *words.split()],
-        env={**os.environ, **tpu.environ}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-
-
 class Shell:
     """Asks a real shell what it would propose for a command line."""
 

@@ -101,7 +101,7 @@ def test_directories(tpu: Tpu, work, tmp_path):
         tpu.ok("config", "dir", "get", "1") == f"{work}\n"
         and tpu.ok("config", "dir", "get", "0") == f"{tmp_path}\n"
     )
-    tpu.ok("set-dir", str(tmp_path), "2")
+    tpu.ok("config", "dir", "set", str(tmp_path), "2")
     tpu.ok("config", "dir", "swap", "1", "2")
     assert tpu.json("config", "dir")["folders"] == {"1": str(tmp_path), "2": str(work)}
     tpu.ok("config", "dir", "delete", "2")
@@ -167,20 +167,19 @@ def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> CtrlC:
     return interrupt
 
 
-@pytest.mark.parametrize("spelling", [("jobs", "--watch"), ("monitor",)])
-def test_a_watch_pauses_for_monitor_upd_time(tpu: Tpu, world, ctrl_c, spelling):
+def test_a_watch_pauses_for_monitor_upd_time(tpu: Tpu, world, ctrl_c):
     world.submit("job-1", name="train")
     tpu.ok("config", "set", "monitor_upd_time", "1234")
-    watched = tpu(*spelling)
+    watched = tpu("jobs", "--watch")
     assert watched.exit_code == 130 and watched.stdout.count("train") == 1
     assert ctrl_c.pause == 1234
 
 
 def test_a_watch_shows_output_if_monitor_verbose_is_set(tpu: Tpu, world, ctrl_c):
     add_output(world, b"loading weights\n")
-    assert "loading weights" not in tpu("monitor").stdout
+    assert "loading weights" not in tpu("jobs", "--watch").stdout
     tpu.ok("config", "set", "monitor_verbose", "true")
-    assert "loading weights" in tpu("monitor").stdout
+    assert "loading weights" in tpu("jobs", "--watch").stdout
     assert "loading weights" not in tpu.ok("jobs"), "only a watch"
 
 

@@ -179,7 +179,7 @@ def test_a_running_job_cannot_be_held(world, tpu: Tpu, pool):
     world.change_job("a", state=JobState.RUNNING)
     refused = tpu("queue", "hold", "a")
     assert refused.exit_code != 0
-    assert "job a is running: it does not wait in this queue" in refused.stderr
+    assert "job a is running" in refused.stderr
     assert tpu.json("show", "a")["job"]["held_by"] is None
 
 
@@ -195,16 +195,15 @@ def test_users_with_less_usage_go_first(world, tpu: Tpu, pool):
 def test_remove_cancels(world, tpu: Tpu, pool):
     submit(world, "a", pool=pool)
     assert "cancel" in tpu.ok("cancel", "--waiting", "a")
-    assert tpu("dq", "b").exit_code != 0
+    assert tpu("cancel", "--waiting", "b").exit_code != 0
 
 
-@pytest.mark.parametrize("line", ["queue remove --all --yes", "dq --all --yes", "dequeue * --yes"])
-def test_only_waiting_jobs_of_the_caller_are_removed(world, tpu: Tpu, pool, line):
+def test_only_waiting_jobs_of_the_caller_are_removed(world, tpu: Tpu, pool):
     submit(world, "waits", pool=pool)
     submit(world, "hers", by="mo", pool=pool)
     submit(world, "runs", pool=pool)
     world.change_job("runs", state=JobState.RUNNING)
-    assert " waits (" in tpu.ok(*line.split())
+    assert " waits (" in tpu.ok("queue", "remove", "--all", "--yes")
     assert [name for name in ("waits", "hers", "runs") if cancelled(world, name)] == ["waits"]
     refused = tpu("cancel", "--waiting", "runs")
     assert refused.exit_code != 0 and "`tpu cancel runs` ends it" in refused.stderr

@@ -197,9 +197,9 @@ def test_slices_held_after_a_failure_are_listed_with_whole_names_at_80_columns(w
     until = world.clock.now() + timedelta(minutes=5)
     name = "tpf-gxkh3yhnvhaq-34fc8949"
     world.add_slice(name, None, pool="lab", reserved_for="mel", reserved_until=until,
-                    reason="reserved(error) for mel after job abcdefghijkl failed")  # fmt: skip
+                    reason="held for mel after job abcdefghijkl failed")  # fmt: skip
     _, row, *rest = shown_lines(tpu, "reserve", "list", columns=80)
-    assert row.startswith(f"{name}  ") and "reserved(error)" in row and "after j" in row
+    assert row.startswith(f"{name}  ") and "reserved(error)" in row and "held for" in row
     assert rest == [""], "one line each"
 
 

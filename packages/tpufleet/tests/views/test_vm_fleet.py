@@ -59,24 +59,24 @@ def test_an_invalid_fleet_is_rejected(zones, count):
 
 
 def test_create_makes_all_workers_and_status_lists_them(cloud):
-    answer = cloud.tpu.json("fleet", "create", *MINE, "--type", "v3-8")
+    answer = cloud.tpu.json("vm", "fleet", "create", *MINE, "--type", "v3-8")
     assert {row["result"] for row in answer["nodes"]} == {"created"}
     assert set(cloud.states()) == {
         "tpu-us-central1-a-0", "tpu-us-central1-a-1", "tpu-europe-west4-a-0",
         "tpu-europe-west4-a-1",
     }  # fmt: skip
-    rows = cloud.tpu.json("fleet", "list", "--zones", ZONES)["nodes"]
+    rows = cloud.tpu.json("vm", "fleet", "list", "--zones", ZONES)["nodes"]
     assert {(row["state"], row["accelerator"], row["capacity"]) for row in rows} == {
         ("READY", "v3-8", "spot")
     }
-    table = cloud.tpu.ok("fleet", "list").splitlines()
+    table = cloud.tpu.ok("vm", "fleet", "list").splitlines()
     assert table[0].split() == ["NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE",
                                 "AUTOSTOP"]  # fmt: skip
 
 
 def test_a_second_create_makes_only_missing_workers(cloud):
-    cloud.tpu.ok("apply", "tpu-us-central1-a-1", "--type", "v3-8")
-    answer = cloud.tpu("fleet", "create", *MINE, "--json")
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", "tpu-us-central1-a-1", "--type", "v3-8")
+    answer = cloud.tpu("vm", "fleet", "create", *MINE, "--json")
     rows = {row["name"]: row["result"] for row in json.loads(answer.stdout)["nodes"]}
     assert rows.pop("tpu-us-central1-a-1") == "already exists"
     assert set(rows.values()) == {"created"}
@@ -85,32 +85,32 @@ def test_a_second_create_makes_only_missing_workers(cloud):
 
 
 def test_a_dry_run_creates_nothing(cloud):
-    answer = cloud.tpu.json("fleet", "create", *MINE, "--dry-run")
+    answer = cloud.tpu.json("vm", "fleet", "create", *MINE, "--dry-run")
     assert {row["result"] for row in answer["nodes"]} == {"would be created"}
     assert cloud.states() == {}
 
 
 def test_delete_requires_confirmation_and_deletes_only_its_workers(cloud):
-    cloud.tpu.ok("fleet", "create", *MINE)
-    cloud.tpu.ok("apply", "tpu-us-central1-a-7", "--type", "v3-8")
-    refused = cloud.tpu("fleet", "delete", *MINE)
+    cloud.tpu.ok("vm", "fleet", "create", *MINE)
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", "tpu-us-central1-a-7", "--type", "v3-8")
+    refused = cloud.tpu("vm", "fleet", "delete", *MINE)
     assert refused.exit_code == 2 and "--yes" in refused.stderr
-    cloud.tpu.ok("fleet", "delete", *MINE, "--yes")
+    cloud.tpu.ok("vm", "fleet", "delete", *MINE, "--yes")
     assert list(cloud.states()) == ["tpu-us-central1-a-7"]
-    listed = cloud.tpu.json("fleet", "list", "--zones", ZONES)["nodes"]
+    listed = cloud.tpu.json("vm", "fleet", "list", "--zones", ZONES)["nodes"]
     assert [row["name"] for row in listed] == ["tpu-us-central1-a-7"]
 
 
 @pytest.mark.parametrize("verb", ["create", "recreate-preempted"])
 def test_create_replaces_only_workers_that_are_gone(cloud, verb):
-    cloud.tpu.ok("fleet", "create", *MINE)
+    cloud.tpu.ok("vm", "fleet", "create", *MINE)
     cloud.preempt("tpu-us-central1-a-0")
     cloud.preempt("tpu-us-central1-a-1", "TERMINATED")
-    cloud.tpu.ok("delete", "tpu-europe-west4-a-0", "--yes")
+    cloud.tpu.ok("vm", "delete", "tpu-europe-west4-a-0", "--yes")
     before = {node.id: node.number for node in cloud.emulator.cloud.nodes.values()}
-    dry = cloud.tpu.json("fleet", verb, *MINE, "--dry-run")["nodes"]
+    dry = cloud.tpu.json("vm", "fleet", verb, *MINE, "--dry-run")["nodes"]
     assert len(dry) == 3
-    rows = cloud.tpu.json("fleet", verb, *MINE)["nodes"]
+    rows = cloud.tpu.json("vm", "fleet", verb, *MINE)["nodes"]
     assert {row["name"]: row["result"] for row in rows} == {
         "tpu-us-central1-a-0": "created", "tpu-us-central1-a-1": "created",
         "tpu-europe-west4-a-0": "created", "tpu-europe-west4-a-1": "already exists",
@@ -122,7 +122,7 @@ def test_create_replaces_only_workers_that_are_gone(cloud, verb):
 
 def test_a_stockout_in_one_zone_fails_only_its_worker(clouds):
     cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=1, zone="us-central1-a"),)))
-    answer = cloud.tpu("fleet", "create", *MINE, "--max-retries", "2", "--retry-delay", "0",
+    answer = cloud.tpu("vm", "fleet", "create", *MINE, "--max-retries", "2", "--retry-delay", "0",
                        "--json")  # fmt: skip
     assert answer.exit_code == 1
     rows = {row["name"]: row for row in json.loads(answer.stdout)["nodes"]}
@@ -135,28 +135,32 @@ def test_a_stockout_in_one_zone_fails_only_its_worker(clouds):
 
 def test_life_cycle_of_one_node(cloud):
     name = "tpu-us-central1-a-0"
-    assert cloud.tpu.ok("check-status", name) == "not found\n"
-    [row] = cloud.tpu.json("apply", name, "--type", "v5p-8", "--norm")["nodes"]
+    assert cloud.tpu.ok("vm", "status", name) == "not found\n"
+    [row] = cloud.tpu.json("vm", "apply", "--autostop", "none", name, "--type", "v5p-8", "--norm")[
+        "nodes"
+    ]
     assert (row["state"], row["capacity"]) == ("READY", "on-demand")
-    assert "v5p-8" in cloud.tpu.ok("describe", name)
-    [row] = cloud.tpu.json("restart", name)["nodes"]
+    assert "v5p-8" in cloud.tpu.ok("vm", "describe", name)
+    [row] = cloud.tpu.json("vm", "restart", name)["nodes"]
     assert row["state"] == "READY"
     cloud.preempt(name)
-    assert cloud.tpu.ok("check-status", name) == "preempted\n"
-    cloud.tpu.ok("reapply", name, "--yes")
+    assert cloud.tpu.ok("vm", "status", name) == "preempted\n"
+    cloud.tpu.ok("vm", "apply", "--replace", "--autostop", "none", name, "--yes")
     assert cloud.states() == {name: "READY"}
-    cloud.tpu.ok("delete", name, "--yes")
+    cloud.tpu.ok("vm", "delete", name, "--yes")
     assert cloud.states() == {}
 
 
-@pytest.mark.parametrize("verb", ["apply", "reapply"])
+APPLY = [("vm", "apply"), ("vm", "apply", "--replace", "--yes")]
+
+
+@pytest.mark.parametrize("verb", APPLY, ids=" ".join)
 def test_type_and_capacity_come_from_the_name_of_a_node(cloud, verb):
-    where = ("--zone", "us-central1-a", *(("--yes",) if verb == "reapply" else ()))
     for name, options, bought in (
         ("kmh-tpuvm-v5p-16-spot-1", (), ("v5p-16", "spot")),
         ("kmh-tpuvm-v5e-8-9", ("--norm",), ("v5litepod-8", "on-demand")),
     ):
-        [row] = cloud.tpu.json(verb, name, *where, *options)["nodes"]
+        [row] = cloud.tpu.json(*verb, name, "--zone", "us-central1-a", *options)["nodes"]
         assert (row["accelerator"], row["capacity"]) == bought
 
 
@@ -168,63 +172,62 @@ def test_the_only_zone_of_the_configuration_need_not_be_written(cloud):
     assert cloud.states() == {}
 
 
-@pytest.mark.parametrize("verb", ["apply", "reapply"])
+@pytest.mark.parametrize("verb", APPLY, ids=" ".join)
 @pytest.mark.parametrize(
     ("name", "missing"), [("mine", "--type"), ("kmh-tpuvm-v4-8-9", "--spot or --norm")]
 )
 def test_nothing_is_bought_by_default(cloud, verb, name, missing):
-    where = ("--zone", "us-central1-a", *(("--yes",) if verb == "reapply" else ()))
-    refused = cloud.tpu(verb, name, *where)
+    refused = cloud.tpu(*verb, name, "--zone", "us-central1-a")
     assert refused.exit_code == 2 and missing in refused.stderr
     assert cloud.states() == {}
 
 
 def test_deleting_a_missing_node_reports_not_found(cloud):
-    cloud.tpu.ok("apply", "tpu-us-central1-a-0", "--type", "v3-8")
-    rows = cloud.tpu.json("fleet", "delete", *MINE, "--yes")["nodes"]
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", "tpu-us-central1-a-0", "--type", "v3-8")
+    rows = cloud.tpu.json("vm", "fleet", "delete", *MINE, "--yes")["nodes"]
     results = {row["name"]: row["result"] for row in rows}
     assert results.pop("tpu-us-central1-a-0") == "deleted"
     assert set(results.values()) == {"not found"}
-    [row] = cloud.tpu.json("delete", "tpu-us-central1-a-0", "--yes")["nodes"]
+    [row] = cloud.tpu.json("vm", "delete", "tpu-us-central1-a-0", "--yes")["nodes"]
     assert row["result"] == "not found"
-    answer = cloud.tpu("describe", "tpu-us-central1-a-0")
+    answer = cloud.tpu("vm", "describe", "tpu-us-central1-a-0")
     assert answer.exit_code == 1 and "'tpu-us-central1-a-0'; list them with" in answer.stderr
 
 
 def test_a_dry_run_of_delete_lists_only_existing_nodes(cloud):
-    cloud.tpu.ok("apply", "tpu-europe-west4-a-1", "--type", "v3-8")
-    rows = cloud.tpu.json("fleet", "delete", *MINE, "--dry-run")["nodes"]
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", "tpu-europe-west4-a-1", "--type", "v3-8")
+    rows = cloud.tpu.json("vm", "fleet", "delete", *MINE, "--dry-run")["nodes"]
     assert [row["name"] for row in rows] == ["tpu-europe-west4-a-1"]
     assert list(cloud.states()) == ["tpu-europe-west4-a-1"]
 
 
 def test_apply_recreates_a_preempted_node_and_rejects_one_of_another_type(cloud):
     name = "tpu-us-central1-a-0"
-    cloud.tpu.ok("apply", name, "--type", "v5e-8")
-    again = cloud.tpu("apply", name, "--type", "v5e-8")
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", name, "--type", "v5e-8")
+    again = cloud.tpu("vm", "apply", "--autostop", "none", name, "--type", "v5e-8")
     assert again.exit_code == 0 and "already exists" in again.stderr
     for other in (("--type", "v5p-8"), ("--type", "v5e-8", "--norm")):
-        refused = cloud.tpu("apply", name, *other)
+        refused = cloud.tpu("vm", "apply", "--autostop", "none", name, *other)
         assert refused.exit_code == 1 and "`tpu vm apply --replace`" in refused.stderr
     cloud.preempt(name)
-    answer = cloud.tpu("apply", name, "--type", "v5e-8")
+    answer = cloud.tpu("vm", "apply", "--autostop", "none", name, "--type", "v5e-8")
     assert answer.exit_code == 0
     assert cloud.states() == {name: "READY"}
 
 
 def test_a_node_of_several_hosts_is_restarted_by_creating_it_again(cloud):
     name = "tpu-us-central1-a-0"
-    cloud.tpu.ok("apply", name, "--type", "v5e-16")
-    refused = cloud.tpu("restart", name)
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", name, "--type", "v5e-16")
+    refused = cloud.tpu("vm", "restart", name)
     assert refused.exit_code == 2 and "pass --yes to confirm" in refused.stderr
-    result = cloud.tpu("restart", name, "--yes", "--json")
+    result = cloud.tpu("vm", "restart", name, "--yes", "--json")
     assert result.exit_code == 0, result.stderr
     assert "several hosts" in result.stderr and "creating it again" in result.stderr
     assert cloud.states() == {name: "READY"}
 
 
 @pytest.mark.parametrize("autostop", ["8h", "none"])
-@pytest.mark.parametrize("again", [("restart",), ("vm", "apply", "--replace")], ids=" ".join)
+@pytest.mark.parametrize("again", [("vm", "restart"), ("vm", "apply", "--replace")], ids=" ".join)
 def test_a_node_that_is_created_again_keeps_its_autostop_time(cloud, again, autostop):
     name = "tpu-us-central1-a-0"
     cloud.tpu.ok("vm", "apply", name, "--type", "v5e-16", "--autostop", autostop)
@@ -251,16 +254,16 @@ def test_a_restart_tries_again_after_a_stockout():
 
 def test_apply_rejects_a_stopped_node_and_restart_starts_it(cloud):
     name = "tpu-us-central1-a-0"
-    cloud.tpu.ok("apply", name, "--type", "v3-8")
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", name, "--type", "v3-8")
     with cloud.emulator.cloud.lock:
         [node] = cloud.emulator.cloud.nodes.values()
         cloud.emulator.cloud.stop(node.name, cloud.emulator.cloud.clock.now())
-    refused = cloud.tpu("apply", name, "--type", "v3-8")
+    refused = cloud.tpu("vm", "apply", "--autostop", "none", name, "--type", "v3-8")
     assert refused.exit_code == 1 and "`tpu vm restart`" in refused.stderr
-    [row] = cloud.tpu.json("restart", name)["nodes"]
+    [row] = cloud.tpu.json("vm", "restart", name)["nodes"]
     assert row["state"] == "READY"
     cloud.preempt(name)
-    gone = cloud.tpu("restart", name)
+    gone = cloud.tpu("vm", "restart", name)
     assert gone.exit_code == 1 and "`tpu vm apply --replace`" in gone.stderr
 
 
@@ -268,11 +271,11 @@ def test_apply_rejects_a_stopped_node_and_restart_starts_it(cloud):
 def test_status_lists_reachable_zones_and_names_the_others(clouds, error):
     fault = CallFault(error=error, method="ListNodes", zone="europe-west4-a")
     cloud = clouds(plan=CloudFaultPlan(calls=(fault,)))
-    cloud.tpu.ok("fleet", "create", *MINE)
-    answer = cloud.tpu("fleet", "list", "--json")
+    cloud.tpu.ok("vm", "fleet", "create", *MINE)
+    answer = cloud.tpu("vm", "fleet", "list", "--json")
     assert {row["zone"] for row in json.loads(answer.stdout)["nodes"]} == {"us-central1-a"}
     assert "europe-west4-a" in answer.stderr
-    alone = cloud.tpu("fleet", "list", "--zones", "europe-west4-a")
+    alone = cloud.tpu("vm", "fleet", "list", "--zones", "europe-west4-a")
     assert alone.exit_code == 1 and "europe-west4-a" in alone.stderr
 
 
@@ -280,7 +283,7 @@ def test_a_fleet_without_zones_is_rejected_without_a_call(cloud):
     cloud.tpu.environ["TPUFLEET_TPU_VM"] = json.dumps(
         {"project": "my-project", "endpoint": cloud.emulator.endpoint}
     )
-    answer = cloud.tpu("fleet", "create", "--workers-per-zone", "1")
+    answer = cloud.tpu("vm", "fleet", "create", "--workers-per-zone", "1")
     assert answer.exit_code == 2 and "--zones" in answer.stderr
     assert cloud.emulator.service.calls == []
 
@@ -288,16 +291,16 @@ def test_a_fleet_without_zones_is_rejected_without_a_call(cloud):
 @pytest.mark.parametrize(
     "args",
     [
-        ("describe", "a/../../b", "--zone", "us-central1-a"),
-        ("check-status", "tpu-us-central1-a-0", "--zone", "us-central1-a/nodes/x"),
-        ("delete", "--yes", "--zone", "us-central1-a", "--", "--quiet"),
-        ("restart", "x" * 64, "--zone", "us-central1-a"),
-        ("check-env", "--zone", "us-central1-a", "--", "--flags-file=x"),
-        ("lian", "--zone", "us-central1-a", "--", "--flags-file=x"),
-        ("fleet", "list", "--zones", "us-central1-a,,"),
-        ("fleet", "list", "--zones", "$(id)"),
-        ("fleet", "create", *MINE, "--max-retries", "0"),
-        ("fleet", "create", *MINE, "--retry-delay", "-1"),
+        ("vm", "describe", "a/../../b", "--zone", "us-central1-a"),
+        ("vm", "status", "tpu-us-central1-a-0", "--zone", "us-central1-a/nodes/x"),
+        ("vm", "delete", "--yes", "--zone", "us-central1-a", "--", "--quiet"),
+        ("vm", "restart", "x" * 64, "--zone", "us-central1-a"),
+        ("vm", "check-env", "--zone", "us-central1-a", "--", "--flags-file=x"),
+        ("vm", "ssh", "--zone", "us-central1-a", "--", "--flags-file=x"),
+        ("vm", "fleet", "list", "--zones", "us-central1-a,,"),
+        ("vm", "fleet", "list", "--zones", "$(id)"),
+        ("vm", "fleet", "create", *MINE, "--max-retries", "0"),
+        ("vm", "fleet", "create", *MINE, "--retry-delay", "-1"),
     ],
 )
 def test_invalid_names_and_zones_are_rejected_without_a_call(cloud, args):
@@ -309,10 +312,10 @@ def test_invalid_names_and_zones_are_rejected_without_a_call(cloud, args):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("apply", "my-node"), "--zone"),
-        (("apply", "tpu-us-central1-a-0", "--type", "v5e-17"), "v5e-17"),
-        (("apply", "Bad_Name", "--zone", "us-central1-a"), "Bad_Name"),
-        (("fleet", "create", "--zones", "mars", "--workers-per-zone", "1"), "mars"),
+        (("vm", "apply", "my-node"), "--zone"),
+        (("vm", "apply", "tpu-us-central1-a-0", "--type", "v5e-17"), "v5e-17"),
+        (("vm", "apply", "Bad_Name", "--zone", "us-central1-a"), "Bad_Name"),
+        (("vm", "fleet", "create", "--zones", "mars", "--workers-per-zone", "1"), "mars"),
     ],
 )
 def test_invalid_requests_are_rejected_without_a_create_call(cloud, args, message):
@@ -323,7 +326,7 @@ def test_invalid_requests_are_rejected_without_a_create_call(cloud, args, messag
 
 def test_a_missing_project_is_reported_with_the_option(tmp_path):
     answer = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path), GOOGLE_CLOUD_PROJECT="")(
-        "describe", "tpu-us-central1-a-0"
+        "vm", "describe", "tpu-us-central1-a-0"
     )
     assert answer.exit_code == 2 and "--project" in answer.stderr
 
@@ -420,12 +423,14 @@ def test_a_create_operation_that_fails_later_raises_its_error():
 def test_a_node_is_applied_for_in_any_zone_of_the_cloud(clouds, zone):
     """No table of regions has to know it: the account of the settings serves all of them."""
     cloud = clouds(zones=("us-central1-a", zone))
-    cloud.tpu.ok("apply", "a", "--zone", zone, "--type", "v5e-8")
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", "a", "--zone", zone, "--type", "v5e-8")
     assert cloud.states() == {"a": "READY"}
 
 
 def test_a_zone_that_the_cloud_does_not_have_is_named(cloud):
-    answer = cloud.tpu("apply", "a", "--zone", "us-east7-a", "--type", "v5e-8")
+    answer = cloud.tpu(
+        "vm", "apply", "--autostop", "none", "a", "--zone", "us-east7-a", "--type", "v5e-8"
+    )
     assert answer.exit_code == 1 and cloud.states() == {}
     error = answer.stderr.splitlines()[-1]
     assert error.startswith("error: create a in us-east7-a: ") and "the zone exists" in error
@@ -443,7 +448,9 @@ def test_a_zone_that_the_cloud_does_not_have_is_named(cloud):
 def test_an_apply_that_fails_says_why_and_leaves_no_node(clouds, fault, message, late):
     failing = CallFault(error=fault, method="CreateNode", late=late)
     cloud = clouds(plan=CloudFaultPlan(calls=(failing,)))
-    answer = cloud.tpu("apply", "a", "--zone", "us-central1-a", "--type", "v5p-8", "t=0", "m=2")
+    options = ("--zone", "us-central1-a", "--type", "v5p-8", "--autostop", "none")
+    tries = ("--retry-delay", "0", "--max-retries", "2")
+    answer = cloud.tpu("vm", "apply", "a", *options, *tries)
     assert answer.exit_code == 1 and cloud.states() == {}
     error = answer.stderr.splitlines()[-1]
     assert error.startswith("error: create a") and message in error
@@ -451,7 +458,7 @@ def test_an_apply_that_fails_says_why_and_leaves_no_node(clouds, fault, message,
 
 def test_ctrl_c_during_create_exits_at_once_and_prints_how_to_clean_up(clouds):
     cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)))
-    command = [sys.executable, "-m", "tpufleet", "fleet", "create", *MINE]
+    command = [sys.executable, "-m", "tpufleet", "vm", "fleet", "create", *MINE]
     with subprocess.Popen(
         command, env={**os.environ, **cloud.tpu.environ}, stderr=subprocess.PIPE
     ) as running:

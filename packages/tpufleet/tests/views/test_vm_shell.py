@@ -81,7 +81,7 @@ def calls_of(shells: Path) -> list[list[str]]:
 
 
 def test_check_env_reports_hosts_and_chips(cloud, shells):
-    [row] = cloud.tpu.json("check-env", NAME)["nodes"]
+    [row] = cloud.tpu.json("vm", "check-env", NAME)["nodes"]
     assert (row["result"], row["message"]) == ("ok", "2 hosts see 8 chips")
     [call] = calls_of(shells)
     assert call[:5] == ["compute", "tpus", "tpu-vm", "ssh", NAME]
@@ -100,7 +100,7 @@ def test_check_env_reports_hosts_and_chips(cloud, shells):
 )
 def test_check_env_recognizes_known_errors(cloud, shells, output, result):
     (shells / "answer").write_text(output)
-    answer = cloud.tpu("check-env", NAME, "--json")
+    answer = cloud.tpu("vm", "check-env", NAME, "--json")
     [row] = json.loads(answer.stdout)["nodes"]
     assert answer.exit_code == 1 and row["result"] == result
 
@@ -108,58 +108,60 @@ def test_check_env_recognizes_known_errors(cloud, shells, output, result):
 def test_solve_recreates_a_preempted_node(cloud, shells):
     cloud.tpu.ok("vm", "apply", NAME, "--type", "v5e-8")
     cloud.preempt(NAME)
-    assert cloud.tpu("solve", NAME).exit_code == 2, "it asks first"
-    [row] = cloud.tpu.json("solve", NAME, "--yes")["nodes"]
+    assert cloud.tpu("vm", "repair", NAME).exit_code == 2, "it asks first"
+    [row] = cloud.tpu.json("vm", "repair", NAME, "--yes")["nodes"]
     assert row["result"] == "ok" and cloud.states() == {NAME: "READY"}
-    described = cloud.tpu.ok("describe", NAME)
+    described = cloud.tpu.ok("vm", "describe", NAME)
     assert "v5e-8" in described and fleets.EXPIRES in described
 
 
 def test_solve_mounts_the_disks_of_the_settings_again(cloud, shells):
-    cloud.tpu.ok("apply", NAME, "--type", "v5e-8")
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", NAME, "--type", "v5e-8")
     settings = json.loads(cloud.tpu.environ["TPUFLEET_TPU_VM"])
     settings["data_disks"] = [{"source": "projects/my-project/zones/us-central1-a/disks/d"}]
     cloud.tpu.environ["TPUFLEET_TPU_VM"] = json.dumps(settings)
     (shells / "disks").write_text("/dev/disk/by-id/google-d\n")
     cloud.preempt(NAME)
-    checked, mounted = cloud.tpu.json("solve", NAME, "--yes")["nodes"]
+    checked, mounted = cloud.tpu.json("vm", "repair", NAME, "--yes")["nodes"]
     assert (checked["result"], mounted["result"]) == ("ok", "mounted")
     assert "/mnt/disks/1" in mounted["message"]
 
 
 def test_solve_removes_a_stale_lock_and_checks_again(cloud, shells):
-    cloud.tpu.ok("apply", NAME, "--type", "v3-8")
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", NAME, "--type", "v3-8")
     (shells / "answer").write_text("Error: The TPU is already in use by process with pid 12")
-    [row] = cloud.tpu.json("solve", NAME)["nodes"]
+    [row] = cloud.tpu.json("vm", "repair", NAME)["nodes"]
     assert row["result"] == "ok"
     probe, cure, again = calls_of(shells)
     assert probe == again and "sudo fuser -s /tmp/libtpu_lockfile ||" in cure[-1]
 
 
 def test_lian_opens_a_shell_on_one_host_or_runs_a_command_on_all(cloud, shells):
-    shown = shlex.split(cloud.tpu.ok("lian", NAME, "2", "--dry-run"))
+    shown = shlex.split(cloud.tpu.ok("vm", "ssh", NAME, "2", "--dry-run"))
     assert shown[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", NAME]
     assert "--worker=2" in shown and not any(part.startswith("--command") for part in shown)
-    shown = shlex.split(cloud.tpu.ok("lian", NAME, "all", "--command", "ls | wc -l", "--dry-run"))
+    shown = shlex.split(
+        cloud.tpu.ok("vm", "ssh", NAME, "all", "--command", "ls | wc -l", "--dry-run")
+    )
     assert {"--worker=all", "--command=ls | wc -l", "--project=my-project"} <= set(shown)
     for bad in (("all",), ("two",)):
-        assert cloud.tpu("lian", NAME, *bad).exit_code == 2
+        assert cloud.tpu("vm", "ssh", NAME, *bad).exit_code == 2
     assert calls_of(shells) == []
 
 
 def test_typed_lines_run_on_every_host(cloud, shells):
-    answer = cloud.tpu("test", NAME, input='echo "$HOME" | sed s,.*/,,\n\nexit 3\n')
+    answer = cloud.tpu("vm", "shell", NAME, input='echo "$HOME" | sed s,.*/,,\n\nexit 3\n')
     assert answer.stdout.splitlines()[:2] == ["host0", "host1"]
     assert answer.exit_code == 0 and "exit status 3" in answer.stderr
-    output = cloud.tpu.ok("test", NAME, "--python", input="print('six', 2 * 3)\n")
+    output = cloud.tpu.ok("vm", "shell", NAME, "--python", input="print('six', 2 * 3)\n")
     assert output.splitlines() == ["six 6", "six 6"]
 
 
 def test_disks_are_attached_once_and_mounted_on_every_host(cloud, shells):
     disk = "projects/p/zones/us-central1-a/disks/data"
-    cloud.tpu.ok("apply", NAME, "--type", "v3-8")
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", NAME, "--type", "v3-8")
     (shells / "disks").write_text("/dev/disk/by-id/google-data\n")
-    answer = cloud.tpu("mount-disk", NAME, "--disk", disk, "--json")
+    answer = cloud.tpu("vm", "mount-disk", NAME, "--disk", disk, "--json")
     [row] = json.loads(answer.stdout)["nodes"]
     assert (row["result"], row["message"]) == ("mounted", "/mnt/disks/1")
     assert f"attached {disk}" in answer.stderr
@@ -167,38 +169,38 @@ def test_disks_are_attached_once_and_mounted_on_every_host(cloud, shells):
     assert [attached.source_disk for attached in node.template.data_disks] == [disk]
     mounts = (shells / "mounts").read_text().splitlines()
     assert mounts == ["mount -o discard,defaults /dev/disk/by-id/google-data /mnt/disks/1"] * 2
-    again = cloud.tpu("mount-disk-new", NAME, "--disk", disk)
+    again = cloud.tpu("vm", "mount-disk", NAME, "--disk", disk)
     assert again.exit_code == 0 and "attached" not in again.stderr
 
 
 def test_a_disk_without_a_file_system_is_reported_and_not_formatted(cloud, shells):
-    cloud.tpu.ok("apply", NAME, "--type", "v3-8")
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", NAME, "--type", "v3-8")
     (shells / "disks").write_text("/dev/disk/by-id/google-empty\n")
-    answer = cloud.tpu("mount-disk", NAME)
+    answer = cloud.tpu("vm", "mount-disk", NAME)
     assert answer.exit_code == 1 and "no file system" in answer.stdout
     assert not (shells / "mounts").exists()
     (shells / "disks").write_text("")
-    answer = cloud.tpu("mount-disk", NAME)
+    answer = cloud.tpu("vm", "mount-disk", NAME)
     assert answer.exit_code == 1 and "no data disk is attached" in answer.stdout
 
 
 @pytest.mark.parametrize("evil", ["nfs:/a;touch PWNED", "nfs:/$(touch PWNED)", "'nfs:/`id`"])
 def test_an_nfs_export_is_mounted_and_its_name_is_never_executed(cloud, shells, evil, tmp_path):
-    cloud.tpu.ok("apply", NAME, "--type", "v3-8")
-    assert cloud.tpu.ok("mount-disk", NAME, "--nfs", "10.0.0.2:/data", "--at", "/kmh-nfs")
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", NAME, "--type", "v3-8")
+    assert cloud.tpu.ok("vm", "mount-disk", NAME, "--nfs", "10.0.0.2:/data", "--at", "/kmh-nfs")
     assert (shells / "mounts").read_text() == "mount -t nfs 10.0.0.2:/data /kmh-nfs\n" * 2
-    cloud.tpu("mount-disk", NAME, "--nfs", evil)
+    cloud.tpu("vm", "mount-disk", NAME, "--nfs", evil)
     assert not list(tmp_path.rglob("PWNED*")) and not Path("PWNED").exists()
 
 
 def test_a_wandb_key_is_installed_on_every_host_and_never_an_argument(cloud, shells):
     key, other = "k" * 40, "machine example.com\n  login me\n  password mine\n"
-    cloud.tpu.ok("apply", NAME, "--type", "v5e-16")
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", NAME, "--type", "v5e-16")
     (shells / "host1").mkdir()
     (shells / "host1/.netrc").write_text(
         other + "machine api.wandb.ai\n  login user\n  password old\n"
     )
-    answer = cloud.tpu("set-wandb", NAME, "--json", input=f"{key}\n")
+    answer = cloud.tpu("vm", "set-wandb", NAME, "--json", input=f"{key}\n")
     assert [row["result"] for row in json.loads(answer.stdout)["nodes"]] == ["done"] * 4
     for host in range(4):
         file = shells / f"host{host}/.netrc"
@@ -210,10 +212,10 @@ def test_a_wandb_key_is_installed_on_every_host_and_never_an_argument(cloud, she
 
 
 def test_an_invalid_key_and_a_node_that_is_not_ready_are_rejected(cloud, shells):
-    missing = cloud.tpu("set-wandb", NAME, input="k" * 40)
+    missing = cloud.tpu("vm", "set-wandb", NAME, input="k" * 40)
     assert missing.exit_code == 1 and "not found" in missing.stderr
-    cloud.tpu.ok("apply", NAME, "--type", "v3-8")
-    refused = cloud.tpu("set-wandb", NAME, input="short\n")
+    cloud.tpu.ok("vm", "apply", "--autostop", "none", NAME, "--type", "v3-8")
+    refused = cloud.tpu("vm", "set-wandb", NAME, input="short\n")
     assert refused.exit_code == 2 and "wandb.ai/authorize" in refused.stderr
     assert calls_of(shells) == []
 

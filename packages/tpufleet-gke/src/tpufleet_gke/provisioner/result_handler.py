@@ -206,14 +206,14 @@ class ResultHandler:
 
 
 def _failure(error: FleetError) -> PoolFailure:
-    return PoolFailure(failures.classify_error(error), str(error), detail_of(error))
+    return failures.failure_of(failures.classify_error(error), detail_of(error), str(error))
 
 
 def _with_policy_hint(shape: PoolShape, failure: PoolFailure) -> PoolFailure:
-    """A rejected pool of this accelerator most often lacks its workload policy."""
+    """For no known reason, a pool of this accelerator most often lacks its workload policy."""
     policy = (shape.placement or {}).get("policyName")
     rejected = failure.cause is FailureCause.INVALID_REQUEST
-    if policy is None or not rejected or failures.MAKE_POLICIES in failure.message:
+    if policy is None or not rejected or not failure.unknown:
         return failure
     hint = f"is the workload policy {policy} missing? {failures.MAKE_POLICIES}"
     return replace(failure, message=f"{failure.message}; {hint}")

@@ -262,7 +262,7 @@ def test_guest_attributes_are_read_once_they_are_written(project, deployed, conn
 def test_what_was_made_is_deleted_again_when_the_instance_is_refused(project):
     state = project.compute.state
     state.failing["instances"] = "The zone does not have enough resources available."
-    with pytest.raises(ProviderError, match="cannot create instance tpufleet-server: The zone"):
+    with pytest.raises(ProviderError, match="tpufleet-server: The zone"):
         deploy(project)
     assert not state.resources
 

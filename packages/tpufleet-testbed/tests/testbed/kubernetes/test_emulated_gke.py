@@ -13,7 +13,7 @@ from tpufleet_testbed.kubernetes import emulated_gke
 def test_a_plan_with_zones_of_two_regions_is_refused(tmp_path):
     plan = tmp_path / "gke.yaml"
     plan.write_text("zones: [us-central1-a, us-east5-b]\n")
-    with pytest.raises(BadInput, match="us-central1-a and us-east5-b are not in one region"):
+    with pytest.raises(BadInput, match="us-east5-b are not in one region"):
         emulated_gke.load_plan(plan)
 
 

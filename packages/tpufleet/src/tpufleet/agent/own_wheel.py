@@ -20,14 +20,10 @@ import tpufleet
 from tpufleet import host_packages, installed_packages
 from tpufleet.model.values.encoding import to_json
 
-# Distributions, with the import package of each. The testbed does not run on hosts.
-PACKAGES = {
-    "tpufleet": "tpufleet",
-    "tpufleet-activations": "tpufleet_activations",
-    "tpufleet-firestore": "tpufleet_firestore",
-    "tpufleet-gke": "tpufleet_gke",
-    "tpufleet-migration": "tpufleet_migration",
-}
+# The testbed does not run on hosts.
+PACKAGES = (
+    "tpufleet", "tpufleet_activations", "tpufleet_firestore", "tpufleet_gke", "tpufleet_migration"
+)  # fmt: skip
 # A fixed time: the same code gives the same bytes.
 TIMESTAMP = (2020, 1, 1, 0, 0, 0)
 ENTRY_POINTS = "entry_points.txt"
@@ -67,7 +63,7 @@ def _content(for_jobs: bool) -> dict[str, bytes]:
     info = f"tpufleet-{tpufleet.__version__}.dist-info"
     content = {f"tpufleet/{host_packages.FILE}": _requirements()} if for_jobs else {}
     entry_points = ""
-    for distribution, package in PACKAGES.items():
+    for package in PACKAGES:
         found = importlib.util.find_spec(package)
         if found is None or found.origin is None:
             continue
@@ -76,7 +72,7 @@ def _content(for_jobs: bool) -> dict[str, bytes]:
             if path.is_file() and "__pycache__" not in path.parts:
                 content[f"{package}/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
         try:
-            installed = importlib.metadata.distribution(distribution)
+            installed = importlib.metadata.distribution(package)
         except importlib.metadata.PackageNotFoundError:
             continue  # this process runs from such a wheel: the first distribution has them
         entry_points += installed.read_text(ENTRY_POINTS) or ""

@@ -149,7 +149,7 @@ class Reconciler:
             tpu_slice,
             reserved_for=step.job.owner,
             reserved_until=until,
-            reason=f"reserved(error) for {step.job.owner} after job {step.job.id} failed",
+            reason=f"held for {step.job.owner} after job {step.job.id} failed",
         )
 
     def _fail_futile_jobs(self, now: datetime) -> None:

@@ -65,7 +65,7 @@ def test_a_stockout_and_a_quota_keep_their_details():
     assert str(error_mapping.of_errors([STOCKOUT], "create s")).endswith(
         "Google names us-east5-b instead"
     )
-    assert "limit 0 of TPUS-PER-TPU-FAMILY-per-project-region, region us-central1" in str(
+    assert "limit 0 of TPUS-PER-TPU-FAMILY-per-project-" in str(
         error_mapping.of_errors([NO_QUOTA], "create s")
     )
 

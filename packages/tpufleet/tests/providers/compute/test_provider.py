@@ -92,6 +92,18 @@ def test_slices_share_policy_and_template_which_are_deleted_when_unused(worlds):
     becomes(world, "c", CloudState.UP)
 
 
+@pytest.mark.parametrize("kind", ["resourcePolicies", "instanceTemplates"])
+def test_what_somebody_else_deleted_is_made_again(worlds, kind):
+    world = worlds()
+    world.provider.request(ordered("a"))
+    stored = world.emulator.project.tpus.stored
+    del stored[next(key for key in stored if key[1] == kind)]
+    with pytest.raises(ProviderBusy):
+        world.provider.request(ordered("b"))
+    world.provider.request(ordered("b"))
+    becomes(world, "b", CloudState.UP)
+
+
 def test_a_call_whose_answer_is_lost_creates_one_group(worlds):
     lost = ComputeCallFault(method="instanceGroupManagers.insert", error="lost-answer", calls=(1,))
     world = worlds(calls=(lost,))

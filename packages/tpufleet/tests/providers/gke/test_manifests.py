@@ -303,7 +303,7 @@ def test_pods_have_the_service_account_of_the_job_else_that_of_the_server():
 def test_a_service_account_that_is_not_allowed_is_rejected():
     settings = structs.replace(SETTINGS, service_accounts=("trainer",))
     manifests.jobset(order(pod=PodSettings(service_account="trainer")), settings)
-    with pytest.raises(BadRequest, match="admin is not allowed on this server; allowed: trainer"):
+    with pytest.raises(BadRequest, match=r"admin is not allowed .*: trainer"):
         manifests.jobset(order(pod=PodSettings(service_account="admin")), settings)
 
 
@@ -404,5 +404,5 @@ def test_a_job_never_runs_in_another_team(owner, team, message):
 
 
 def test_a_server_without_teams_says_who_configures_them():
-    with pytest.raises(BadRequest, match=r"red is not a team of ada; ask an admin: gke\.teams"):
+    with pytest.raises(BadRequest, match=r"red is not a team of ada; .*gke\.teams"):
         manifests.jobset(order(owner="ada", pod=PodSettings(team="red")), SETTINGS)

@@ -200,7 +200,7 @@ def test_a_node_that_is_not_ready_yet_is_tried_again_and_a_stopped_one_is_not(wo
     with pytest.raises(ProviderUnavailable):
         adopt(world, node="small", accelerator="v5litepod-1")
     world.node("small").state = tpu_v2.Node.State.STOPPED
-    with pytest.raises(BadRequest, match="small is stopped; run `tpu vm repair small` first"):
+    with pytest.raises(BadRequest, match="`tpu vm repair small`"):
         adopt(world, node="small", accelerator="v5litepod-1")
 
 

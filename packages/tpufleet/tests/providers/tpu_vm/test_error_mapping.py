@@ -114,6 +114,8 @@ def test_error_of_an_operation(tpus, name, state, kind):
         (google.FailedPrecondition("Insufficient reserved capacity."), NoCapacity),
         (google.Forbidden("you may not"), PermissionMissing),
         (google.PermissionDenied("iam.serviceAccounts.actAs is missing"), PermissionMissing),
+        (google.InvalidArgument('Invalid. The "GuestAttributes" value "a/" was not found'),
+         error_mapping.NoGuestAttributes),
         (google.Unauthorized("who are you"), PermissionMissing),
         (google.Conflict("already being deleted"), ProviderBusy),
         (google.BadGateway("502"), ProviderUnavailable),
@@ -124,7 +126,7 @@ def test_error_of_an_operation(tpus, name, state, kind):
         (auth.TransportError("no route"), ProviderUnavailable),
     ],
     ids=lambda item: type(item).__name__ if isinstance(item, Exception) else "",
-)
+)  # fmt: skip
 def test_client_errors_are_translated(error, kind):
     assert type(error_mapping.translate(error, "create a")) is kind
 

@@ -85,12 +85,14 @@ def test_the_command_line_shows_and_enforces_autostop(tmp_path):
     cloud = Cloud(tmp_path)
     try:
         name = "tpu-us-central1-a-0"
-        listed = cloud.tpu.ok("apply", name, "--type", "v3-8", "--autostop", "0s")
+        listed = cloud.tpu.ok("vm", "apply", name, "--type", "v3-8", "--autostop", "0s")
         assert "AUTOSTOP" in listed and "UTC" in listed
-        wrong = cloud.tpu("apply", "tpu-us-central1-a-1", "--type", "v3-8", "--autostop", "soon")
+        wrong = cloud.tpu(
+            "vm", "apply", "tpu-us-central1-a-1", "--type", "v3-8", "--autostop", "soon"
+        )
         assert wrong.exit_code == 2 and "--autostop" in wrong.stderr
-        assert "would be deleted" in cloud.tpu.ok("fleet", "autostop", "--dry-run")
-        assert "deleted" in cloud.tpu.ok("fleet", "autostop")
+        assert "would be deleted" in cloud.tpu.ok("vm", "fleet", "autostop", "--dry-run")
+        assert "deleted" in cloud.tpu.ok("vm", "fleet", "autostop")
         assert cloud.states() == {}
     finally:
         cloud.emulator.close()

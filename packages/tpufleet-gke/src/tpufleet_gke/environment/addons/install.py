@@ -27,11 +27,16 @@ SECONDS_BETWEEN = 3.0
 # one cannot be installed while an object may be stored as v1beta1.
 KUEUE_WITHOUT_V1BETA1 = (0, 20)
 KUEUE_GROUP = "kueue.x-k8s.io"
+CALLING_WEBHOOK = "failed calling webhook"
 INSTALL = "`tpu cluster install`"
 
 
 class AddOnFailed(FleetError):
     """kubectl rejected a manifest, or an add-on did not become ready."""
+
+
+class WebhookUnavailable(AddOnFailed):
+    """A webhook of the cluster did not answer kubectl, such as one that has just been installed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +84,8 @@ class Kubectl:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise AddOnFailed(f"kubectl {args[0]} failed\n  {done.stderr.strip()}")
+            error = WebhookUnavailable if CALLING_WEBHOOK in done.stderr else AddOnFailed
+            raise error(f"kubectl {args[0]} failed\n  {done.stderr.strip()}")
         return done.stdout
 
     def apply(self, documents: Sequence[Mapping[str, Any]]) -> None:
@@ -92,8 +98,8 @@ class Kubectl:
                     "-f", "-", stdin=text,
                 )  # fmt: skip
                 return
-            except AddOnFailed as error:
-                if "failed calling webhook" not in str(error) or attempt == ATTEMPTS - 1:
+            except WebhookUnavailable:
+                if attempt == ATTEMPTS - 1:
                     raise
                 self.sleep(SECONDS_BETWEEN)
 

@@ -31,6 +31,10 @@ class TerraformFailed(FleetError):
     """Terraform or OpenTofu ended with an error."""
 
 
+class PluginLost(TerraformFailed):
+    """It lost contact with its own plugin, as on a machine that stood still meanwhile."""
+
+
 def find_program(environ: Mapping[str, str]) -> str:
     chosen = environ.get("TPUFLEET_TERRAFORM")
     names = [chosen] if chosen else PROGRAMS
@@ -80,7 +84,11 @@ class StageRunner:
         """What apply would change, and what was changed outside. Changes nothing."""
         self._run(stage, "init", "-reconfigure")
         extra = ["-destroy"] if destroy else []
-        self._run_again(stage, "plan", "-lock-timeout=60s", f"-out={PLAN_FILE}", *extra)
+        plan = ("plan", "-lock-timeout=60s", f"-out={PLAN_FILE}", *extra)
+        try:
+            self._run(stage, *plan)
+        except PluginLost:
+            self._run(stage, *plan)
         shown = json.loads(self._run(stage, "show", "-json", PLAN_FILE, plain=True))
         return StagePlan(
             stage=stage,
@@ -137,20 +145,10 @@ class StageRunner:
             env=self._environ(), capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise TerraformFailed(
-                _message(self.program, stage, args[0], done.stderr or done.stdout)
-            )
+            output = done.stderr or done.stdout
+            error = PluginLost if LOST_PLUGIN in output else TerraformFailed
+            raise error(_message(self.program, stage, args[0], output))
         return done.stdout
-
-    def _run_again(self, stage: StageName, *args: str) -> str:
-        """What changes nothing, once more if the program lost contact with its own plugin, as on a
-        machine that stood still meanwhile."""
-        try:
-            return self._run(stage, *args)
-        except TerraformFailed as error:
-            if LOST_PLUGIN not in str(error):
-                raise
-            return self._run(stage, *args)
 
     def _stream(self, stage: StageName, *args: str) -> Generator[dict[str, Any], None, None]:
         """Events as they happen. Ctrl-C reaches the program too, which then saves its state."""

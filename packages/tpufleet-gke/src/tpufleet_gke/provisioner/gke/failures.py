@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 from tpufleet.errors import (
     ASK_ADMINISTRATOR,
-    BadRequest,
     Conflict,
     FleetError,
     NoCapacity,
@@ -20,7 +19,7 @@ from tpufleet.errors import (
     PermissionMissing,
     QuotaExceeded,
 )
-from tpufleet_gke.provisioner.model.cluster_state import FailureCause
+from tpufleet_gke.provisioner.model.cluster_state import FailureCause, PoolFailure
 
 MAX_LENGTH = 240  # characters of a text that is not known
 AGAIN = "it is tried again"
@@ -56,6 +55,14 @@ _BY_CODE = {
     11: FailureCause.INVALID_REQUEST,  # OUT_OF_RANGE
     12: FailureCause.INVALID_REQUEST,  # UNIMPLEMENTED
     16: FailureCause.PERMISSION,  # UNAUTHENTICATED
+}
+# The first that an error is an instance of.
+_BY_ERROR: dict[type, FailureCause] = {
+    NoCapacity: FailureCause.OUT_OF_STOCK,
+    QuotaExceeded: FailureCause.QUOTA,
+    PermissionMissing: FailureCause.PERMISSION,
+    Conflict: FailureCause.TRANSIENT,
+    Permanent: FailureCause.INVALID_REQUEST,
 }
 RESOURCE_EXHAUSTED = 8
 _POLICY = "policy {constraint} of the organisation forbids it; {advice}"
@@ -216,6 +223,11 @@ def _shorten(text: str) -> str:
     return text[:end] if end > 0 else f"{text[: MAX_LENGTH - 1]}…"
 
 
+def failure_of(cause: FailureCause, text: str, message: str = "") -> PoolFailure:
+    """`message`: instead of a summary of Google's text."""
+    return PoolFailure(cause, message or summarize(text), text, unknown=known(text) is None)
+
+
 def classify_operation(code: int, message: str) -> FailureCause:
     """Of a failed operation. Google's text is more specific than the code."""
     found = _rule(_one_line(message))
@@ -228,25 +240,11 @@ def classify_operation(code: int, message: str) -> FailureCause:
 
 def classify_pool(conditions: Iterable[str], message: str) -> FailureCause:
     """Of a pool with an error."""
-    for code in conditions:
-        if code in _BY_CONDITION:
-            return _BY_CONDITION[code]
-    return classify_operation(0, message)
+    causes = (_BY_CONDITION[code] for code in conditions if code in _BY_CONDITION)
+    return next(causes, None) or classify_operation(0, message)
 
 
 def classify_error(error: FleetError) -> FailureCause:
     """Of a rejected call."""
-    match error:
-        case NoCapacity():
-            return FailureCause.OUT_OF_STOCK
-        case QuotaExceeded():
-            return FailureCause.QUOTA
-        case PermissionMissing():
-            return FailureCause.PERMISSION
-        case BadRequest():
-            return FailureCause.INVALID_REQUEST
-        case Conflict():
-            return FailureCause.TRANSIENT
-        case Permanent():
-            return FailureCause.INVALID_REQUEST
-    return FailureCause.TRANSIENT
+    causes = (cause for kind, cause in _BY_ERROR.items() if isinstance(error, kind))
+    return next(causes, FailureCause.TRANSIENT)

@@ -44,6 +44,10 @@ GRANT = (
 )
 
 
+class AutoUpgradeRequired(BadRequest):
+    """The release channel of the cluster does not allow pools without it."""
+
+
 class NodePools(Protocol):
     def list_pools(self) -> Sequence[ObservedPool]: ...
 
@@ -149,8 +153,8 @@ class GkeNodePools:
         pool.management.auto_upgrade |= self._must_auto_upgrade
         try:
             self._send(pool)
-        except BadRequest as error:
-            if pool.management.auto_upgrade or not _RELEASE_CHANNEL.search(detail_of(error)):
+        except AutoUpgradeRequired:
+            if pool.management.auto_upgrade:
                 raise
             self._must_auto_upgrade = pool.management.auto_upgrade = True
             self._send(pool)
@@ -197,15 +201,14 @@ def _operation_failure(operation: Any) -> PoolFailure | None:
     message = str(operation.error.message or operation.status_message)
     if not code and not message:
         return None
-    cause = failures.classify_operation(code, message)
-    return PoolFailure(cause, failures.summarize(message), message)
+    return failures.failure_of(failures.classify_operation(code, message), message)
 
 
 def _pool_failure(pool: Any) -> PoolFailure:
     conditions = pool.conditions
     message = pool.status_message or "; ".join(filter(None, (one.message for one in conditions)))
     cause = failures.classify_pool([one.code.name for one in conditions], message)
-    return PoolFailure(cause, failures.summarize(message), message)
+    return failures.failure_of(cause, message)
 
 
 def _observed_pool(pool: Any) -> ObservedPool:
@@ -271,6 +274,8 @@ def translate_errors() -> Iterator[None]:
         _raise_by_text(error)
         raise ProviderUnavailable(_summary(error)) from error
     except (api.BadRequest, api.MethodNotImplemented) as error:
+        if _RELEASE_CHANNEL.search(error.message):
+            raise AutoUpgradeRequired(_summary(error)) from error
         _raise_by_text(error)
         raise BadRequest(_summary(error)) from error
     except api.GoogleAPICallError as error:

@@ -46,6 +46,7 @@ class PoolFailure:
     cause: FailureCause
     message: str
     detail: str = ""  # Google's whole text
+    unknown: bool = False  # what that text means
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

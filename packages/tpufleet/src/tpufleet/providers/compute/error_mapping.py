@@ -4,7 +4,7 @@ VMs that wait (cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tpufleet.errors import (
@@ -36,6 +36,7 @@ _RESERVATION_BUSY = re.compile(
 _CAPACITY_TEXT = re.compile(
     r"does not have enough resources|resource pool exhausted|stock ?out", re.IGNORECASE
 )
+_MISSING = re.compile(r"\bnot (found|exist)\b")
 _CONSTRAINT = re.compile(r"constraints/([A-Za-z.]+)")
 # A zone that refuses bulk mode, for some provisioning model or at all; unlike one that requires it,
 # or refuses something in it. Google's wording is not known.
@@ -52,6 +53,14 @@ _PASSING_CODES = ("SERVICE_UNAVAILABLE", "BACKEND_ERROR", "TIMEOUT")
 _RATE_REASONS = ("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED")
 _BUSY_REASONS = ("resourceNotReady", "conditionNotMet", "resourceInUseByAnotherResource")
 _DISABLED_REASONS = ("accessNotConfigured", "SERVICE_DISABLED", "API_DISABLED")
+
+
+class MissingResource(BadRequest):
+    """What a request refers to does not exist: one of these names."""
+
+    def __init__(self, message: str, names: Collection[str]) -> None:
+        super().__init__(message)
+        self.names = names
 
 
 def of_answer(answer: Answer, action: str, project: str) -> ProviderError:
@@ -78,6 +87,8 @@ def of_answer(answer: Answer, action: str, project: str) -> ProviderError:
     if answer.status in (409, 412) or any(reason in _BUSY_REASONS for reason in found):
         return ProviderBusy(text)
     hint = "; check the project, the zone, the network and the image" if answer.missing else ""
+    if _MISSING.search(answer.message):
+        return MissingResource(f"{text}{hint}", re.findall(r"[\w-]+", answer.message))
     return BadRequest(f"{text}{hint}")
 
 

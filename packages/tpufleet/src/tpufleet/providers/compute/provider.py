@@ -24,6 +24,7 @@ from tpufleet.model.tpu.type_lookup import Accelerator
 from tpufleet.providers.base import Fault, Order, no_such_slice
 from tpufleet.providers.compute import adoption, error_mapping, naming, requests
 from tpufleet.providers.compute.api import ComputeApi
+from tpufleet.providers.compute.error_mapping import MissingResource
 from tpufleet.providers.compute.naming import Location
 from tpufleet.providers.compute.quota import QuotaReader, exceeded
 from tpufleet.providers.compute.settings import ComputeSettings
@@ -221,7 +222,7 @@ class ComputeProvider:
                 log.warning("%s; creating groups there without it", error)
                 zone.stop_bulk(order.capacity, why, now)
                 self._insert_group(order, slice_id, accelerator, template, location)
-            elif self._shared.lacks(str(error)):
+            elif isinstance(error, MissingResource) and self._shared.lacks(error.names):
                 raise ProviderBusy(str(error)) from error
             elif bulk:
                 raise

@@ -40,22 +40,17 @@ class SharedResources:
         try:
             self._create(location, path, body)
         except ProviderError:
-            self.forget(path)
+            with self._lock:
+                self._ready.pop(path, None)
             raise
 
-    def forget(self, path: str) -> None:
+    def lacks(self, names: Collection[str]) -> bool:
+        """Whether one of them is among these, which somebody else deleted."""
         with self._lock:
-            self._ready.pop(path, None)
-
-    def lacks(self, error: str) -> bool:
-        """Whether an error says that one of them does not exist: somebody else deleted it."""
-        if "not found" not in error and "not exist" not in error:
-            return False
-        with self._lock:
-            named = [path for path in self._ready if naming.short(path) in error]
-            for path in named:
+            deleted = [path for path in self._ready if naming.short(path) in names]
+            for path in deleted:
                 del self._ready[path]
-        return bool(named)
+        return bool(deleted)
 
     def _create(self, location: Location, path: str, body: Json) -> None:
         existing = self._api.get(path)

@@ -11,7 +11,7 @@ from google.auth import exceptions as auth
 from google.cloud import tpu_v2
 from google.longrunning import operations_pb2
 
-from tpufleet.errors import BadRequest, ProviderUnavailable
+from tpufleet.errors import ProviderUnavailable
 from tpufleet.providers.tpu_vm import error_mapping, fault_injection
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 
@@ -96,10 +96,7 @@ class TpuApi:
                 gone_ok=True,
                 deadline=min(self._deadline, GUEST_DEADLINE),
             )
-        except BadRequest as error:
-            # `The "GuestAttributes" value "…" was not found`: no host has written one yet.
-            if '"GuestAttributes"' not in str(error):
-                raise
+        except error_mapping.NoGuestAttributes:
             return []
         workers = response.guest_attributes if response is not None else ()
         return [item.value for worker in workers for item in worker.query_value.items]

@@ -55,6 +55,10 @@ _CONSTRAINT_HINTS = {
 }
 
 
+class NoGuestAttributes(BadRequest):
+    """No host has written one yet."""
+
+
 def translate(error: Exception, action: str, project: str = "") -> ProviderError:
     """Our error for one of Google's, with the next step in its message."""
     message = error_message(error)
@@ -94,6 +98,8 @@ def translate(error: Exception, action: str, project: str = "") -> ProviderError
         case google.InvalidArgument() | google.OutOfRange() | google.BadRequest():
             if type_message := _type_message(message):
                 return BadRequest(f"{action}: {type_message}")
+            if '"GuestAttributes"' in message:
+                return NoGuestAttributes(text)
             return BadRequest(f"{text}{_runtime_hint(message, action) or _network_hint(message)}")
         case google.MethodNotImplemented():
             return BadRequest(f"{text}; upgrade the client library")

@@ -91,7 +91,7 @@ def list_reservations(ended: bool) -> None:
     rows += [
         [row.id, row.pool or "-", "1", row.reserved_for or "", "reserved(error)", "-",
          text.local_time(row.reserved_until) if row.reserved_until else "-",
-         row.reason.removeprefix(f"reserved(error) for {row.reserved_for} ")]
+         row.reason]
         for row in held
     ]  # fmt: skip
     output.print_table(
