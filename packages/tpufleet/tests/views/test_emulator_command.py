@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,7 +18,9 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from tests.docs import markdown
 from tests.testbed.cloud_tpu.clients import PARENT, client_of, node
 from tests.views.cli_runner import Tpu
+from tpufleet.errors import BadInput
 from tpufleet_testbed.cloud_tpu import api_errors, fault_plan
+from tpufleet_testbed.cloud_tpu.emulator import Emulator
 
 
 def test_the_emulator_prints_its_endpoint_serves_calls_and_stops_on_sigterm(tmp_path: Path):
@@ -79,7 +83,19 @@ def test_a_port_in_use_is_reported(tmp_path):
         answer = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path))(
             "emulator", "--no-agents", "--listen", address
         )
-    assert answer.exit_code == 2 and address in answer.stderr
+    assert answer.exit_code == 2 and address in answer.stderr, answer.output
+
+
+def test_the_next_port_is_left_to_a_connection_that_uses_it():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        client.bind(("127.0.0.1", 0))  # it does not listen
+        client.connect(server.getsockname())
+        port = client.getsockname()[1] - 1
+        with (
+            contextlib.suppress(BadInput),  # the port itself is in use too
+            Emulator(address=f"127.0.0.1:{port}") as emulator,
+        ):
+            assert urlsplit(emulator.project.url).port != port + 1
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,11 @@ def _next_port(address: str) -> int:
         return 0
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return port + 1 if probe.connect_ex(("127.0.0.1", port + 1)) else 0
+        try:
+            probe.bind(("127.0.0.1", port + 1))
+        except (OSError, OverflowError):
+            return 0
+    return port + 1
 
 
 def run_emulator(
