@@ -65,7 +65,7 @@ def unneeded_reason(
     idle_since = state.idle_since.get(pool.name)
     if idle_since is None:
         return None, _NEVER
-    complete = _complete_job_of_place(pool, state)
+    complete = _complete_owner_of_host_pool(pool, state)
     if complete is not None:
         return (
             f"its Job runs on the pool of Job {'/'.join(complete)}, which is complete",
@@ -74,8 +74,9 @@ def unneeded_reason(
     return "idle: its Job runs on another pool", idle_since + IDLE_GRACE
 
 
-def _complete_job_of_place(pool: ObservedPool, state: ClusterState) -> tuple[str, str] | None:
-    """The complete Job for which the pool was made that the Job of `pool` runs on."""
+def _complete_owner_of_host_pool(pool: ObservedPool, state: ClusterState) -> tuple[str, str] | None:
+    """The Job of `pool` runs on another pool: the Job which that one was created for, if it is
+    complete."""
     for other in state.pools:
         users = state.users.get(other.name, ())
         if other.parent in state.completed_jobs and any(one.parent == pool.parent for one in users):

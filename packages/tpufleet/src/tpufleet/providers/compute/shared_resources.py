@@ -45,7 +45,7 @@ class SharedResources:
             raise
 
     def lacks(self, names: Collection[str]) -> bool:
-        """Whether one of them is among these, which somebody else deleted."""
+        """Whether one of these missing resources is shared: someone else deleted it."""
         with self._lock:
             deleted = [path for path in self._ready if naming.short(path) in names]
             for path in deleted:
