@@ -91,6 +91,14 @@ def test_steps_that_were_saved_and_never_reported_are_not_wasted():
     assert seconds(ended, after=later)[Badput.WASTED_PROGRESS] == 1.0
 
 
+def test_a_program_that_saved_on_request_wasted_nothing():
+    """Its last step took longer than those before it, and was never reported."""
+    asked = replace(ENDED, save_seconds=0.0, stop_reason=EndReason.PREEMPTED, checkpoint_step=101)
+    later = make_attempt(1, start_step=101, startup=replace(STARTUP, first_step=102))
+    assert Badput.WASTED_PROGRESS not in seconds(asked, after=later)
+    assert seconds(replace(asked, aborted=True), after=later)[Badput.WASTED_PROGRESS] == 1.0
+
+
 def test_steps_before_the_first_report_are_not_the_start_of_the_program():
     """It reports each tenth step: at 70 for the first time."""
     every_tenth = replace(STARTUP, stepped_at=after(70), first_step=10)

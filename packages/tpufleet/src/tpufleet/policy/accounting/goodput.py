@@ -100,7 +100,8 @@ def _spans(
     fault = attempt.fault_at or attempt.stopping_at or end
     unreported = (fault - last).total_seconds()
     kept_steps = _kept_unreported(attempt, after, running * (1 - saving))
-    yield fault, {Badput.WASTED_PROGRESS: 1 - min(1.0, kept_steps / max(unreported, 1e-6))}
+    wasted = 0.0 if _saved_all(attempt, after) else 1 - kept_steps / max(unreported, 1e-6)
+    yield fault, {Badput.WASTED_PROGRESS: wasted} if wasted > 0 else {}
     yield end, {Badput.INFRASTRUCTURE_RECOVERY: 1.0}
 
 
@@ -132,13 +133,23 @@ def _kept_unreported(attempt: Attempt, after: Attempt | None, seconds: float) ->
     return max(0, kept - attempt.last_step) * seconds / done if done > 0 else 0.0
 
 
+def _saved_all(attempt: Attempt, after: Attempt | None) -> bool:
+    """Asked to stop, it saved: also the steps between its last report and the request."""
+    asked = attempt.stop_reason is not None and not attempt.aborted
+    return asked and _kept_step(attempt, after) >= (attempt.last_step or 0)
+
+
 def lost_share(attempt: Attempt, after: Attempt | None = None) -> float:
     """The fraction of an ended attempt's steps that came after what was kept of it."""
     if attempt.live or attempt.last_step is None or attempt.end_reason is EndReason.FINISHED:
         return 0.0
     start = resumed_step(attempt) or 0
-    # The next attempt may have found a checkpoint that was never reported.
-    continued = resumed_step(after) if after is not None else None
-    kept = max(start, attempt.checkpoint_step or 0, continued or 0)
     done = attempt.last_step - start
-    return min(1.0, max(0.0, (attempt.last_step - kept) / done)) if done > 0 else 0.0
+    lost = attempt.last_step - _kept_step(attempt, after)
+    return min(1.0, max(0.0, lost / done)) if done > 0 else 0.0
+
+
+def _kept_step(attempt: Attempt, after: Attempt | None) -> int:
+    """The next attempt may have found a checkpoint that was never reported."""
+    continued = resumed_step(after) if after is not None else None
+    return max(resumed_step(attempt) or 0, attempt.checkpoint_step or 0, continued or 0)
