@@ -62,7 +62,7 @@ def test_an_agent_gets_the_token_of_the_attempt_until_it_reports_it(running):
 def test_the_processes_of_a_job_read_edit_and_cancel_it(running):
     own = client(running, assigned_token(running))
     assert own.job("job-1").row.owner == "mel"
-    assert own.job("train").row.id == "job-1"
+    assert own.job("train").row.id == own.job("@job-1").row.id == "job-1"
     assert own.change_job("job-1", JobChanges(add_tags=("diverged",), notes="loss is NaN"))
     assert own.why("job-1") is not None
     own.cancel("job-1")

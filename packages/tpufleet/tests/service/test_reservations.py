@@ -49,6 +49,12 @@ def test_concurrent_reservations_with_one_token_take_no_slice_twice(service, lab
     assert len(service.store.documents(Reservation)) == 2
 
 
+def test_a_request_is_repeated_only_by_the_user_who_made_it(service, lab):
+    assert reserve(service, "r1") == reserve(service, "r1")
+    with pytest.raises(Conflict, match="in use"):
+        reserve(service, "r1", by="mo")
+
+
 def test_a_server_that_was_frozen_beyond_its_lease_reserves_nothing(service, lab, monkeypatch):
     check, others = reservation_limits.refusal, ["r2"]
 

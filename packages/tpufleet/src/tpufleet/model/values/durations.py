@@ -78,6 +78,8 @@ def to_builtin(span: timedelta | None) -> str | float:
     """A value that `parse` parses into the same duration."""
     if span is None:
         return "none"
+    if span < timedelta(0):
+        return f"-{to_builtin(-span)}"
     if span.microseconds:
         return span.total_seconds()
     rest = int(span.total_seconds())

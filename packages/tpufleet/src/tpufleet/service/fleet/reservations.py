@@ -65,6 +65,8 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
     with no_changes(context) as lock:
         known = store.document(Reservation, new.id)
         if known is not None:
+            if (known.owner, known.pool) != (reservation.owner, reservation.pool):
+                raise Conflict(f"reservation id {new.id} is in use; choose another id")
             return known
         pool = _find_pool(context, new.pool)  # it may have been deleted meanwhile
         if new.starts_at is not None and now - new.starts_at > MAX_LATE:

@@ -258,7 +258,7 @@ class ApiCall:
     def _own_job(self, job_id: JobId, ref: str) -> Job:
         """Of a caller that is limited to one job: no answer depends on other jobs."""
         job = self.store.job(job_id)
-        if job is None or ref not in (job.id, job.spec.name):
+        if job is None or ref not in (job.id, f"{queries.BY_ID}{job.id}", job.spec.name):
             raise token_scopes.limited(self.user, f"job {job_id}")
         return job
 
