@@ -123,6 +123,10 @@ def test_output_of_a_program_keeps_colours_tabs_and_progress_bars():
     assert text.program_output("10%\r20%\tx ü → 漢") == "10%\r20%\tx ü → 漢"
 
 
+def test_a_progress_bar_stays_beside_its_host():
+    assert text.program_output("[0] 10%\r20%") == "[0] 10%\r[0] 20%"
+
+
 def test_no_combination_of_bytes_gets_through():
     """Removing one sequence must not join the halves of another."""
     signs = "\x1b]\x07[2J\x9b\\;m0P\x9d\x9c\r\u202e"

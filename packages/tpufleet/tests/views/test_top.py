@@ -174,6 +174,22 @@ def test_slices_queue_and_events_are_tabs(fleet):
     run(fleet, journey)
 
 
+def test_the_cursor_stays_at_its_row_when_another_tab_was_shown(fleet):
+    async def journey(pilot: Pilot[None]) -> None:
+        app = pilot.app
+        assert isinstance(app, TopApp)
+        await until(pilot, lambda: len(app._rows) > 2)
+        await pilot.press("down", "down")
+        chosen = app._selected
+        assert chosen is not None
+        await pilot.press("2")
+        await until_shown(pilot, "slice-1", "local-a")
+        await pilot.press("1")
+        await until(pilot, lambda: app._selected is not None and app._selected.key == chosen.key)
+
+    run(fleet, journey)
+
+
 @pytest.mark.parametrize("wrong", ["state:nonsense", "loss<<3", "since:", "foo:bar"])
 def test_a_filter_that_is_not_understood_can_be_corrected(fleet, wrong):
     """The list stays filtered as before; the line stays open, with the reason above it."""

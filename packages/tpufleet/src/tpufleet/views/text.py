@@ -58,6 +58,7 @@ _SEQUENCE = re.compile(
     r"|\x1b[ -/]*[0-~]?"
     rf"|[{_CONTROLS}]"
 )
+_HOST = re.compile(r"\[\d+\] ")  # before a line
 # What jax.distributed prints on CPU devices, up to 80 lines for each process; threads interleave
 # these pieces.
 _CONNECTIONS = re.compile(
@@ -78,10 +79,12 @@ def without_control_characters(text: str) -> str:
 
 def program_output(line: str) -> str | None:
     """A line of untrusted output as people read it, also from a pipe: it keeps its colours and its
-    progress bars, and can do nothing else to a terminal. None: nobody needs it."""
+    progress bars, beside its host, and can do nothing else to a terminal. None: nobody needs it."""
     if _CONNECTIONS.fullmatch(line):
         return None
     shown = _SEQUENCE.sub(lambda found: found["kept"] or "", line)
+    if host := _HOST.match(shown):
+        shown = shown.replace("\r", f"\r{host[0]}")
     return f"{shown}\x1b[0m" if "\x1b" in shown else shown
 
 

@@ -96,6 +96,7 @@ class TopApp(App[None]):
         self._tab = Tab.JOBS
         self._view = FleetView()
         self._rows: list[TableRow] = []
+        self._left_at: dict[Tab, str] = {}  # the row of the cursor in tabs that are not shown
         self._problem = ""
         self._valid_query = ""  # the last one that the server understood
         self._wrong_filter = ""  # why the line that is open was not
@@ -142,7 +143,7 @@ class TopApp(App[None]):
         if not self.is_running:
             return  # the screen is being closed, and an answer came late
         table, now = self._table, self._now()
-        selected = self._selected
+        selected = self._left_at.pop(self._tab, self._selected and self._selected.key)
         self._rows = self._view.rows(self._tab, now)
         # The table pads each cell by one on both sides; two more columns are for a scrollbar.
         widths = tables.widths(self._tab, self._rows, max(self.size.width - 4, 20))
@@ -154,8 +155,8 @@ class TopApp(App[None]):
             table.add_row(*(_cell(row.cells[at]) for at in kept), key=row.key)
         if selected is not None:
             keys = [row.key for row in self._rows]
-            if selected.key in keys:
-                table.move_cursor(row=keys.index(selected.key), scroll=True)
+            if selected in keys:
+                table.move_cursor(row=keys.index(selected), scroll=True)
         self._show_bars()
 
     def _show_bars(self) -> None:
@@ -269,6 +270,8 @@ class TopApp(App[None]):
     # Tabs and filter
 
     def action_show(self, name: str) -> None:
+        if self._selected is not None:
+            self._left_at[self._tab] = self._selected.key
         self._tab = Tab[name]
         self._show()
         self._refresh()

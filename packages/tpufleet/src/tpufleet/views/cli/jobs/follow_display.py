@@ -78,13 +78,13 @@ class PlainScreen(Screen):
         click.echo(text.event(event))
 
     def log(self, line: LogLine) -> None:
-        shown = text.program_output(line.line)
+        shown = text.program_output(f"[{line.host}] {line.line}")
         if shown is None:
             return
         if line.attempt != self._attempt:
             self._attempt = line.attempt
             click.echo(text.attempt_heading(line.attempt))
-        click.echo(f"[{line.host}] {shown}")
+        click.echo(shown)
 
 
 class TerminalScreen(Screen):

@@ -63,14 +63,14 @@ def logs(
                 if output.as_json():
                     output.print_json(line)
                     continue
-                shown = line.line if raw else text.program_output(line.line)
+                named = line.line if host is not None else f"[{line.host}] {line.line}"
+                shown = named if raw else text.program_output(named)
                 if shown is None:
                     continue
                 if current is not None and line.attempt != current:
                     click.echo(text.attempt_heading(line.attempt))
                 current = line.attempt
-                prefix = "" if host is not None else f"[{line.host}] "
-                click.echo(prefix + shown, color=raw or None)
+                click.echo(shown, color=raw or None)
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
         if output.as_json():
