@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 SHORT_LINE = 16  # characters: enough lines are requested for a program that writes such lines
 # On a narrow terminal these columns are left out, the first one first.
-DROPPED_FIRST = ("OWNER", "ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE")
-DROPPED_FIRST_OF_ALL_USERS = ("ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE", "OWNER")
+DROPPED_FIRST = ("OWNER", "ATTEMPTS", "SUBMITTED", "TYPE", "PROGRESS")
+DROPPED_FIRST_OF_ALL_USERS = ("ATTEMPTS", "SUBMITTED", "TYPE", "PROGRESS", "OWNER")
 MOST_ROWS = 10_000
 TERMS = ("--state", "--tag", "--name", "--pool", "--view")
 TITLES = ("ID", "NAME", "STATE", "TYPE", "PROGRESS", "ATTEMPTS", "SUBMITTED", "OWNER", "REASON")
