@@ -25,7 +25,7 @@ HOUR = 3600.0
 class Device:
     """An accelerator with a rate for each size of a batch, and memory for the smaller ones."""
 
-    varlen, row_multiple, device_kind = True, 1, "NVIDIA H200"
+    varlen, row_multiple, device_kind, vocabulary = True, 1, "NVIDIA H200", 151_936
 
     def __init__(self, rates, memory=1 << 30, platform="gpu"):
         self.platform = platform
@@ -268,8 +268,9 @@ def test_cpus_are_not_calibrated_unless_asked_to(make):  # noqa: F811
 
 def test_a_typical_batch_has_a_shape_that_the_run_uses():
     bucketed = calibration.typical_batch(
-        replace(plan(1.0), batching="bucket"), 32768, varlen=False, multiple=4
+        replace(plan(1.0), batching="bucket"), 32768, 1000, varlen=False, multiple=4
     )
     assert bucketed.tokens.shape == (64, 512) and bucketed.real_tokens == 32768
-    packed = calibration.typical_batch(plan(1.0), 32768, varlen=True, multiple=1)
+    packed = calibration.typical_batch(plan(1.0), 32768, 1000, varlen=True, multiple=1)
     assert packed.tokens.shape == (1, 32768) and packed.segments is not None
+    assert len(np.unique(packed.tokens)) == 1000  # equal rows would be faster

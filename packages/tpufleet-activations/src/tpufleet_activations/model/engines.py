@@ -101,6 +101,10 @@ class Engine:
         return kind if self.mesh.size == 1 else f"{kind} x {self.mesh.size}"
 
     @property
+    def vocabulary(self) -> int:
+        return self.forward.architecture.vocabulary
+
+    @property
     def row_multiple(self) -> int:
         """Batches must have a multiple of this many rows."""
         return meshes.batch_shards(self.mesh)
