@@ -28,7 +28,7 @@ from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet_firestore.bridge.background_tasks import BridgeLimits
 from tpufleet_firestore.bridge.bridge import Bridge, WorkResult
 from tpufleet_firestore.bridge.collection import DocumentChange, translate_errors
-from tpufleet_firestore.bridge.document_state import DocumentDriver, HeldDocument
+from tpufleet_firestore.bridge.document_driver import DocumentDriver, HeldDocument
 from tpufleet_firestore.bridge.documents import Document, DocumentClaim
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -31,7 +31,7 @@ from tpufleet_firestore.bridge.collection import (
     FirestoreQuotaExceeded,
     JobCollection,
 )
-from tpufleet_firestore.bridge.document_state import DocumentDriver, HeldDocument
+from tpufleet_firestore.bridge.document_driver import DocumentDriver, HeldDocument
 from tpufleet_firestore.bridge.documents import Document, DocumentStatus
 from tpufleet_firestore.bridge.metrics import exposition
 

@@ -25,7 +25,7 @@ from tpufleet_firestore.bridge.background_tasks import MISSED_HEARTBEATS, Bridge
 from tpufleet_firestore.bridge.bridge import Bridge
 from tpufleet_firestore.bridge.cleanup import ResultCleanup
 from tpufleet_firestore.bridge.collection import JobCollection
-from tpufleet_firestore.bridge.document_state import DocumentDriver
+from tpufleet_firestore.bridge.document_driver import DocumentDriver
 from tpufleet_firestore.bridge.documents import CodeRequest
 from tpufleet_firestore.bridge.jobs import FleetJobs, JobTemplate, LinkSettings
 

@@ -1,6 +1,7 @@
 """Runs one attempt on this host: fetch the code, run setup and then the command, stop, report.
 
-No process of an attempt is left on this host when its phase becomes EXITED.
+No process of an attempt is left on this host when its phase becomes EXITED. A restart in place is
+another attempt on the same hosts: see `policy.recovery.retries`.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from tpufleet.model.job.spec_types import UsedSlice
 from tpufleet.model.people.budgets import BudgetUse
 from tpufleet.policy.accounting import budgets
 from tpufleet.policy.scheduling import source_choice
+from tpufleet.policy.scheduling.queue_order import QueueRank, queue_rank
 from tpufleet.policy.scheduling.source_choice import CapacitySource, RefusalHistory
 
 # Pending requests per source. More would only hit the provider's rate limit.
@@ -35,14 +36,6 @@ MAX_PENDING_REQUESTS = 256
 MAX_PROBES = 8
 # A job without a time limit starts before a reservation only if that begins later than this.
 UNLIMITED_COUNTS_AS = timedelta(hours=1)
-
-
-QueueRank = tuple[int, int, datetime, JobId]  # of a job in the queue
-
-
-def queue_rank(job: Job, usage_step: int) -> QueueRank:
-    """Higher priority first; then users with less usage; then first in, first out."""
-    return (-job.spec.priority, usage_step, job.queued_at or job.submitted_at, job.id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,7 +154,7 @@ PlacementDecision = AssignSlices | RequestSlices | Wait | ReleaseGang | Supersed
 
 
 def queue_order(pending: Iterable[PendingJob]) -> list[PendingJob]:
-    """See `queue_rank`."""
+    """See `queue_order`."""
     return sorted(pending, key=attrgetter("rank"))
 
 

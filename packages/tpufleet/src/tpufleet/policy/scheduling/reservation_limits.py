@@ -1,4 +1,5 @@
-"""How much one user may reserve. Admins are not limited."""
+"""How much one user may reserve. Admins are not limited. `placement` keeps others off what is
+reserved."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tpufleet.model.people.budgets import BUDGET_REPORT, BudgetReport, BudgetUse
 from tpufleet.model.values.encoding import from_json
 from tpufleet.policy.accounting import budgets
 from tpufleet.policy.recovery import liveness
-from tpufleet.policy.scheduling import fair_share, placement
+from tpufleet.policy.scheduling import fair_share, queue_order
 from tpufleet.policy.scheduling.placement import Occupant
 from tpufleet.policy.scheduling.queue_forecast import (
     Claim,
@@ -55,7 +55,7 @@ def waiting_jobs(store: Store) -> list[Job]:
     steps = usage_steps(store)
     jobs = store.jobs(JobQuery(states=WAITING_STATES, limit=_ALL))
     waiting = [job for job in jobs if not _has_live_attempt(store, job)]
-    return sorted(waiting, key=lambda job: placement.queue_rank(job, steps.get(job.owner, 0)))
+    return sorted(waiting, key=lambda job: queue_order.queue_rank(job, steps.get(job.owner, 0)))
 
 
 def _has_live_attempt(store: Store, job: Job) -> bool:
