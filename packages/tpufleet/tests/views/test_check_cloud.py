@@ -87,7 +87,8 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
          "gcloud iam service-accounts create tpu "),
         (break_quota, {}, "quota v5e-16 us-central1-a",
          "--quota-id=TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI "
-         "--dimensions=zone=us-central1-a --preferred-value=16"),
+         "--dimensions=zone=us-central1-a --preferred-value=16 "
+         '--email="$(gcloud config get account)"'),
         (break_region_quota, {}, "quota v5e-16 us-central1-a",
          "--quota-id=TPUV5sPreemptibleLitepodPerProjectPerRegionForTPUAPI "
          "--dimensions=region=us-central1 --preferred-value=16"),

@@ -173,7 +173,8 @@ def test_quota_that_cannot_be_read_comes_with_the_command_that_fixes_it(tmp_path
         (lambda e: denied(e, "compute.futureReservations.list"), (), "roles/compute.viewer",
          "missing compute.futureReservations.list", "--role=roles/compute.viewer"),
         (lambda e: setattr(e.engine, "quota", (QuotaLimit(most=16),)), (),
-         "quota v6e-16 us-east5-a", "16 chips, and 32 are needed", "--preferred-value=32"),
+         "quota v6e-16 us-east5-a", "16 chips, and 32 are needed",
+         '--preferred-value=32 --email="$(gcloud config get account)"'),
     ],
     ids=["machine type", "image", "role", "reservations", "quota of two slices"],
 )  # fmt: skip

@@ -152,7 +152,5 @@ class ComputePreflight(Preflight):
                 yield (failed if asked else warning)(
                     name,
                     f"{quota}, and {needed} are needed ({capacity})",
-                    f"gcloud beta quotas preferences create --service={API} "
-                    f"--project={self._project} --quota-id={quota.most.quota_id} "
-                    f"--dimensions={places} --preferred-value={needed + quota.in_use}",
+                    self._quota_command(API, quota.most.quota_id, places, needed + quota.in_use),
                 )

@@ -256,10 +256,17 @@ class Preflight:
             yield (failed if asked else warning)(
                 name,
                 f"{limit} of {needed} {unit} ({capacity}){where}",
-                f"gcloud beta quotas preferences create --service={API} "
-                f"--project={self._project} --quota-id={quota} --dimensions={place} "
-                f"--preferred-value={needed}",
+                self._quota_command(API, quota, place, needed),
             )
+
+    def _quota_command(self, api: str, quota: str, dimensions: str, value: int) -> str:
+        """Cloud Quotas requires the e-mail address of whoever asks for more
+        (cloud.google.com/docs/quotas/reference/rest/v1/projects.locations.quotaPreferences)."""
+        return (
+            f"gcloud beta quotas preferences create --service={api} --project={self._project} "
+            f"--quota-id={quota} --dimensions={dimensions} --preferred-value={value} "
+            '--email="$(gcloud config get account)"'
+        )
 
     def _quota_info(self, quota: str) -> Answer:
         """cloud.google.com/docs/quotas/reference/rest/v1/projects.locations.services.quotaInfos"""
