@@ -169,11 +169,14 @@ class QuotaReader:
 
 
 def _limit(body: Mapping[str, Any], quota_id: str, generation: str, zone: str) -> Limit | None:
-    """The entry that fits most closely; one without dimensions is for all others."""
+    """The entry that fits most closely; one without dimensions is for all others, of the locations
+    that it names."""
     region, family = zone.rpartition("-")[0], FAMILIES[generation][0]
     here = {"region": region, "zone": zone, "tpu_family": family}
     fitting: list[tuple[int, Limit]] = []
     for info in body.get("dimensionsInfos", ()):
+        if {region, zone, "global"}.isdisjoint(info.get("applicableLocations") or (zone,)):
+            continue
         dimensions = {str(key): str(value) for key, value in info.get("dimensions", {}).items()}
         if any(here.get(key, "").lower() != value.lower() for key, value in dimensions.items()):
             continue
