@@ -31,7 +31,8 @@ from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu.type_lookup import find
 from tpufleet.providers.compute import requests
 from tpufleet.providers.compute.naming import Location
-from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet.providers.compute.provider import ComputeProvider
+from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 from tpufleet_testbed.compute_engine.fault_plan import (
     IMMEDIATE,
     ComputeCallFault,
@@ -102,6 +103,28 @@ def test_what_somebody_else_deleted_is_made_again(worlds, kind):
         world.provider.request(ordered("b"))
     world.provider.request(ordered("b"))
     becomes(world, "b", CloudState.UP)
+
+
+def test_an_operation_that_takes_longer_than_a_call_may_is_in_progress(worlds):
+    """Google's `wait` answers within two minutes: our own deadline is earlier."""
+
+    class ShortDeadline(GoogleRest):
+        def post(self, api: str, path: str, body: Any = None, **query: str) -> Answer:
+            if path.endswith("/wait"):
+                raise ProviderUnavailable(f"{path}: Read timed out.")
+            return super().post(api, path, body, **query)
+
+    world = worlds(latencies=replace(IMMEDIATE, operation=timedelta(seconds=5)))
+    world.provider.close()
+    world.provider = ComputeProvider(
+        world.settings, fleet="test", clock=world.clock, rest=ShortDeadline(world.settings.endpoint)
+    )  # fmt: skip
+    for _ in ("the workload policy", "the template"):
+        with pytest.raises(ProviderBusy, match="in progress"):
+            world.provider.request(ordered("a"))
+        world.pass_time(10)
+    world.provider.request(ordered("a"))
+    becomes(world, "a", CloudState.UP)
 
 
 def test_a_call_whose_answer_is_lost_creates_one_group(worlds):

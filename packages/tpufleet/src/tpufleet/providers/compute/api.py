@@ -127,13 +127,18 @@ class ComputeApi:
         return None if answer.missing else self._checked(answer, f"delete {naming.short(path)}")
 
     def wait(self, operation: Json, location: Location, action: str) -> bool:
-        """Waits for the answer to one call at most: whether it is done. Raises its error."""
+        """Waits for the answer to one call at most: whether it is done. Raises its error. Google
+        answers within two minutes, which may be later than our own deadline
+        (cloud.google.com/compute/docs/reference/rest/v1/zoneOperations/wait)."""
         name, scope = operation.get("name", ""), location.zone_path
         if operation.get("region"):
             scope = location.region_path
         if operation.get("status") != "DONE":
             path = f"compute/v1/{scope}/operations/{name}/wait"
-            operation = self._checked(self._rest.post("compute", path), action)
+            try:
+                operation = self._checked(self._rest.post("compute", path), action)
+            except ProviderUnavailable:
+                return False
         error = self.operation_error(operation, action)
         if error is not None:
             raise error
