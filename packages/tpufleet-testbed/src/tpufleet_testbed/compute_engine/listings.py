@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from tpufleet_testbed.compute_engine.api_errors import invalid_field
@@ -43,7 +44,8 @@ def _holds(item: Mapping[str, Any], field: str, operator: str, wanted: str) -> b
         case "!=":
             return text != wanted
         case ":":
-            return found is not None and (wanted == "*" or wanted.strip("*") in text)
+            # That it finds parts of texts is not documented.
+            return found is not None and fnmatchcase(text, wanted)
         case "eq":
             return re.fullmatch(wanted, text) is not None
         case "ne":

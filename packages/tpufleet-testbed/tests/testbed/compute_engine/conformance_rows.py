@@ -922,6 +922,12 @@ CATALOG_ROWS = (
         w.running_vm(name="a", labels={"x": "1"}), w.running_vm(name="b"),
         w.vms(filter='(status = "RUNNING") (name eq b)'))[2],
         lambda vms: [vm.name for vm in vms] == ["b"]),
+    Row("listing: by a regular expression that matches the whole field", "REST", lambda w: (
+        w.running_vm(name="a"), w.vms(filter="machineType eq .*/ct6e-.*"),
+        w.vms(filter="machineType eq ct6e"))[1:],
+        lambda found: ([vm.name for vm in found[0]], found[1]) == (["a"], [])),
+    Row("listing: by a part of a field", "ASSUMED", lambda w: (
+        w.running_vm(name="a"), w.vms(filter="machineType : ct6e"))[1], lambda vms: vms == []),
     Row("listing: a filter that is none", "REST", lambda w: w.vms(filter="="), (400, "filter")),
     Row("listing: more than 500 items of a page", "REST", lambda w: w.vms(max_results=501),
         (400, "maxResults")),

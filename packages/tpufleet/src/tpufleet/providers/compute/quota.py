@@ -154,7 +154,11 @@ class QuotaReader:
             models = ("SPOT",) if capacity is Capacity.SPOT else ("STANDARD",)
         family, chips = str(accelerator.machine_type).partition("-")[0], 0
         for each in zones:
-            query = {"filter": f"machineType:{family}", "fields": _USAGE, "maxResults": "500"}
+            query = {
+                "filter": f"machineType eq .*/{family}-.*",
+                "fields": _USAGE,
+                "maxResults": "500",
+            }
             path = f"compute/v1/projects/{self._project}/zones/{each}/instances"
             for answer in self._rest.pages("compute", path, **query):
                 chips += sum(
