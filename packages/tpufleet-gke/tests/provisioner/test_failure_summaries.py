@@ -148,6 +148,16 @@ SUMMARIES = {
         api_errors.text("busy", operation="operation-1-2", doing="deleting", cluster="c"),
         "other operations run on the cluster; it is tried again",
     ),
+    # https://cloud.google.com/kubernetes-engine/docs/troubleshooting/concurrent-operations
+    "an operation on the cluster": (
+        "Operation operation-1-2 is currently upgrading cluster c. Please wait and try again once "
+        "it is done.",
+        "other operations run on the cluster; it is tried again",
+    ),
+    "a cluster that changes": (
+        "Cluster is currently being created, deleted, updated or repaired and cannot be updated.",
+        "other operations run on the cluster; it is tried again",
+    ),
     "several instances": (
         INSTANCES + "[SOME_CODE]: Instance 'a' creation failed: No luck.; [SOME_CODE]: Instance "
         "'b' creation failed: No luck.",

@@ -131,7 +131,7 @@ _NOT_PERMITTED = {
 _BUSY = {
     r"quota exceeded for quota metric|rate limit|too many requests|per minute":
         f"too many requests to GKE; {AGAIN}",
-    r"too many operations: |is currently \w+ a node pool|incompatible operation|"
+    r"too many operations: |is currently (\w+ (a node pool|cluster)|being)|incompatible operation|"
     r"operation .* in progress":
         f"other operations run on the cluster; {AGAIN}",
 }  # fmt: skip
