@@ -47,6 +47,7 @@ SOURCES = {
     "CONSUME": f"{DOCS}/compute/docs/instances/reservations-consume",
     "BOUND": f"{DOCS}/compute/docs/instances/about-reservation-bound-vms",
     "CAL": "https://cloud.google.com/compute/docs/instances/create-future-reservations-calendar-mode",
+    "CALTPU": f"{DOCS}/tpu/docs/calendar-mode-reservation",
     "FUTURE": f"{DOCS}/compute/docs/instances/create-shared-future-reservations",
     "MN": "https://cloud.google.com/tpu/docs/view-maintenance-notifications",
     "MS": "https://cloud.google.com/tpu/docs/manually-start-maintenance",
@@ -827,6 +828,8 @@ RESERVATION_ROWS = (
     Row("calendar: of 2,048 chips", "CAL", calendar(512), (400, "1024")),
     Row("calendar: for 91 days", "CAL", calendar(days=91), (400, "1 to 90 days")),
     Row("calendar: for half a day", "CAL", calendar(days=0), (400, "days")),
+    Row("calendar: TPU7x", "CALTPU", calendar(machine="tpu7x-standard-4t", zone="us-central1-c")),
+    Row("calendar: v6e in Europe", "CALTPU", calendar(zone="europe-west4-a")),
     Row("calendar: in a zone without it", "CAL", calendar(
         zone="us-central1-b"), (400, "us-central1-b")),
     Row("calendar: in the past", "CAL", calendar(starts=-60), (400, "past")),
