@@ -16,6 +16,7 @@ from tpufleet.model.tpu import tpu_zones, type_lookup
 from tpufleet.providers.tpu_vm import preflight_server
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
+from tpufleet_testbed.cloud_tpu.project_api import nat_router
 
 SETTINGS = {"project": "my-project", "zones": ["us-central1-a", "europe-west4-b"]}
 
@@ -96,7 +97,7 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
          "add-iam-policy-binding 1-compute@developer.gserviceaccount.com "),
         (lambda s: s.missing.add("net"), {"network": "projects/my-project/global/networks/net"},
          "network", "gcloud compute networks create net "),
-        (lambda s: setattr(s, "nat", False),
+        (lambda s: s.routers.clear(),
          {"network": "projects/my-project/global/networks/net", **PRIVATE},
          "NAT us-central1", "gcloud compute routers create tpufleet-us-central1 --network net "),
         (lambda s: s.missing.add("sub"),
@@ -104,7 +105,7 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
          "subnetwork us-central1", "gcloud compute networks subnets create sub "),
         (lambda s: setattr(s, "private_access", False), PRIVATE, "subnetwork us-central1",
          "--enable-private-ip-google-access"),
-        (lambda s: setattr(s, "nat", False), PRIVATE, "NAT us-central1",
+        (lambda s: s.routers.clear(), PRIVATE, "NAT us-central1",
          "gcloud compute routers nats create"),
         (lambda s: s.missing.add("my-bucket"), {}, "bucket",
          "gcloud storage buckets create gs://my-bucket --location us-central1"),
@@ -249,10 +250,52 @@ def test_a_shared_vpc_is_looked_up_in_its_host_project(tmp_path, emulator, subne
     for name in ("network", "firewall between hosts", "subnetwork us-central1",
                  "subnetwork europe-west4", "NAT europe-west4"):  # fmt: skip
         assert found[name]["status"] == "ok", found[name]
-    emulator.project.state.nat = False
+    emulator.project.state.routers.clear()
     checks = json.loads(command("init", "check", "--json").stdout)["checks"]
     [nat] = [each for each in checks if each["name"] == "NAT us-central1"]
     assert "--project host-project" in nat["fix"] and "my-project" not in nat["fix"]
+
+
+LISTED = "LIST_OF_SUBNETWORKS"
+
+
+@pytest.mark.parametrize(
+    ("router", "status"),
+    [
+        (nat_router(), "ok"),
+        (nat_router("other"), "failed"),
+        (nat_router(type="PRIVATE"), "failed"),
+        (nat_router(sourceSubnetworkIpRangesToNat=LISTED,
+                    subnetworks=[{"name": "regions/us-central1/subnetworks/default"}]), "ok"),
+        (nat_router(sourceSubnetworkIpRangesToNat=LISTED,
+                    subnetworks=[{"name": "regions/us-central1/subnetworks/other"}]), "failed"),
+    ],
+    ids=["all", "of another network", "private", "of its subnetwork", "of another subnetwork"],
+)  # fmt: skip
+def test_only_a_nat_of_the_hosts_subnetwork_counts(tmp_path, emulator, router, status):
+    emulator.project.state.routers = [router]
+    answer = tpu(tmp_path, emulator, **PRIVATE)("init", "check", "--json")
+    [nat] = [
+        each for each in json.loads(answer.stdout)["checks"] if each["name"] == "NAT us-central1"
+    ]
+    assert nat["status"] == status
+
+
+@pytest.mark.parametrize("host", ["", "host-project"], ids=["own", "of a shared VPC"])
+def test_the_network_is_that_of_the_subnetwork_where_only_this_is_named(tmp_path, emulator, host):
+    state = emulator.project.state
+    state.host_project, state.subnetworks["tpus"] = host, "vpc"
+    state.routers = [nat_router("vpc")]
+    state.missing.add("default")
+    subnetworks = [
+        f"projects/{host or 'my-project'}/regions/{region}/subnetworks/tpus"
+        for region in ("us-central1", "europe-west4")
+    ]
+    settings = {"subnetwork": subnetworks, **PRIVATE}
+    checks = json.loads(tpu(tmp_path, emulator, **settings)("init", "check", "--json").stdout)
+    found = {each["name"]: each for each in checks["checks"]}
+    assert (found["network"]["status"], found["network"]["message"]) == ("ok", "vpc")
+    assert found["NAT us-central1"]["status"] == "ok"
 
 
 @pytest.mark.parametrize(

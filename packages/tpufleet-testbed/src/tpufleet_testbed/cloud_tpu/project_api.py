@@ -15,7 +15,7 @@ from tpufleet.model.tpu import tpu_zones
 from tpufleet_testbed.cloud_tpu import catalog
 from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet_testbed.cloud_tpu.queued_rest import QueuedRest
-from tpufleet_testbed.compute_engine import capacity
+from tpufleet_testbed.compute_engine import capacity, views
 from tpufleet_testbed.compute_engine.api_errors import call_error
 from tpufleet_testbed.compute_engine.engine import ComputeEngine
 from tpufleet_testbed.compute_engine.plain_resources import PlainResources
@@ -39,6 +39,15 @@ _NETWORKING = re.compile(r"/(networks|subnetworks|firewalls|routers)(/|$)")
 DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 
 
+def nat_router(network: str = "default", **nat: Any) -> dict[str, Any]:
+    """As `gcloud compute routers nats create --nat-all-subnet-ip-ranges` leaves it."""
+    made = {"type": "PUBLIC", "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES"}
+    return {
+        "kind": "compute#router", "name": "nat", "nats": [{"name": "nat", **made, **nat}],
+        "network": views.link("my-project", f"global/networks/{network}"),
+    }  # fmt: skip
+
+
 @dataclass(slots=True)
 class ProjectState:
     """What exists in the emulated project."""
@@ -53,7 +62,8 @@ class ProjectState:
     private_access: bool = True  # of subnetworks
     host_project: str = ""  # of a shared VPC, which has all networks; empty: each project has
     bucket_location: str = "US-CENTRAL1"
-    nat: bool = True
+    subnetworks: dict[str, str] = field(default_factory=dict)  # their networks; others: default
+    routers: list[dict[str, Any]] = field(default_factory=lambda: [nat_router()])  # of each region
     objects: set[str] = field(default_factory=set)  # bucket/name
     clusters: list[dict[str, Any]] = field(default_factory=list)  # of GKE, in all locations
 
@@ -139,9 +149,17 @@ class ProjectApi:
             case "compute" if path.endswith(f"/zones/{last}") and last not in tpu_zones.zones():
                 return _not_found(path)
             case "compute" if last == "routers":
-                return 200, {"items": [{"name": "nat", "nats": [{}]}] if state.nat else []}
-            case "compute":
-                return 200, {"name": last, "privateIpGoogleAccess": state.private_access}
+                return 200, {"kind": "compute#routerList", "items": state.routers}
+            case "compute" if path.endswith(f"/networks/{last}"):
+                return 200, {"kind": "compute#network", "name": last}
+            case "compute" if path.endswith(f"/subnetworks/{last}"):
+                project = path.removeprefix("compute/v1/projects/").partition("/")[0]
+                network = state.subnetworks.get(last, "default")
+                return 200, {
+                    "kind": "compute#subnetwork", "name": last,
+                    "network": views.link(project, f"global/networks/{network}"),
+                    "privateIpGoogleAccess": state.private_access,
+                }  # fmt: skip
             case "container" if last == "clusters":
                 return 200, {"clusters": state.clusters}
             case "tpu" if last in catalog.RUNTIME_VERSIONS:

@@ -295,9 +295,8 @@ class Preflight:
         return kind.runtime is not None
 
     def _networks(self) -> Iterator[Check]:
-        host = self._settings.network_project
-        network = self._settings.network_path or f"projects/{host}/global/networks/default"
-        short = network.rpartition("/")[2]
+        network = self._settings.network_path or self._network_of_subnetwork()
+        host, short = network.split("/")[1], network.rpartition("/")[2]
         answer = self._rest.get("compute", f"compute/v1/{network}")
         if answer.missing:
             create = f"gcloud compute networks create {short} --project {host}"
@@ -313,6 +312,14 @@ class Preflight:
         yield check_gangs(self._rest, host, short)
         for region in sorted(set(map(_region_of, self._settings.zones))):
             yield from self._region(region, short, host)
+
+    def _network_of_subnetwork(self) -> str:
+        """Where only a subnetwork is named, or none."""
+        subnetwork = self._settings.subnetwork_path(self._settings.zones[0])
+        answer = self._rest.get("compute", f"compute/v1/{subnetwork}") if subnetwork else None
+        link = str(answer.body.get("network", "")) if answer is not None else ""
+        default = f"projects/{self._settings.network_project}/global/networks/default"
+        return link.partition("/compute/v1/")[2] or default
 
     def _region(self, region: str, network: str, host: str) -> Iterator[Check]:
         default = f"projects/{host}/regions/{region}/subnetworks/default"
@@ -334,15 +341,20 @@ class Preflight:
             )
         else:
             yield ok(name, f"{short}; Private Google Access is on")
-            yield self._nat(region, network, host)
+            yield self._nat(region, network, host, short)
 
-    def _nat(self, region: str, network: str, host: str) -> Check:
+    def _nat(self, region: str, network: str, host: str, subnetwork: str) -> Check:
+        name = f"NAT {region}"
         answer = self._rest.get("compute", f"compute/v1/projects/{host}/regions/{region}/routers")
-        if any(router.get("nats") for router in answer.body.get("items", ())):
-            return ok(f"NAT {region}", "Cloud NAT is set up")
+        if answer.status != 200:
+            return unknown(host, name, answer)
+        routers = answer.body.get("items", ())
+        own = [each for each in routers if str(each.get("network")).endswith(f"/{network}")]
+        if any(_serves(nat, subnetwork) for router in own for nat in router.get("nats", ())):
+            return ok(name, "Cloud NAT is set up")
         router = f"tpufleet-{region}"
         return failed(
-            f"NAT {region}",
+            name,
             "hosts have neither external addresses nor Cloud NAT: they reach no packages",
             f"gcloud compute routers create {router} --network {network} --region {region} "
             f"--project {host} && gcloud compute routers nats create {router} "
@@ -420,6 +432,16 @@ class Preflight:
 
 def _region_of(zone: str) -> str:
     return zone.rpartition("-")[0]
+
+
+def _serves(nat: Mapping[str, Any], subnetwork: str) -> bool:
+    """Whether hosts of a subnetwork reach the Internet by it
+    (cloud.google.com/compute/docs/reference/rest/v1/routers)."""
+    if nat.get("type", "PUBLIC") != "PUBLIC":
+        return False
+    listed = [str(each.get("name", "")) for each in nat.get("subnetworks", ())]
+    every = nat.get("sourceSubnetworkIpRangesToNat") != "LIST_OF_SUBNETWORKS"
+    return every or any(each.endswith(f"/{subnetwork}") for each in listed)
 
 
 def _limit_of(info: dict[str, Any], kind: str, place: str, absent: int | None) -> int | None:
