@@ -21,6 +21,7 @@ from tests.environment import terraform_programs
 from tests.environment.environments import EXAMPLE, SMALLEST
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.views.cli import registry
+from tpufleet_gke.environment.terraform.live_slices import LiveSlices
 from tpufleet_gke.environment.terraform.stages import StageName
 
 pytest.importorskip("grpc", reason="needs the extra `gke`: pip install 'tpufleet[gke]'")
@@ -184,8 +185,11 @@ def test_a_file_that_is_not_yaml_is_refused_with_the_line(folder):
 
 GCLOUD = """\
 #!{python}
-# The two calls of gcloud that are made, against a storage server for tests.
+# The calls of gcloud that are made, against a storage server for tests, and a list of VMs.
 import json, sys, urllib.request
+if sys.argv[1:4] == ["compute", "instances", "list"]:
+    print(open({records!r} + ".vms").read())
+    sys.exit()
 verb, url = sys.argv[3:5]
 name = url.removeprefix("gs://")
 try:
@@ -232,8 +236,23 @@ def test_state_is_kept_in_the_bucket_from_the_first_stage_to_the_last(folder, mo
         assert tpu("cluster", "plan").output.startswith("no changes\n")
         tracked = {path.name for path in folder.rglob("*") if path.is_file()}
         assert not [name for name in tracked if name == "terraform.tfstate.backup"]
+        before = cloud.records()
+        vms = Path(f"{records}.vms")
+        cpu, slice_of_job = vm("default", "n2-standard-4"), vm("train-0", "ct5lp-hightpu-4t")
+        vms.write_text(json.dumps([cpu, slice_of_job]))
+        with pytest.raises(LiveSlices, match=r"live in ml-cluster; .*\n.* train-0, nodes: 1"):
+            tpu("cluster", "destroy", "--bootstrap", "--yes")
+        assert cloud.records() == before
+        vms.write_text(json.dumps([cpu]))
         tpu("cluster", "destroy", "--bootstrap", "--yes")
         assert cloud.records() == {}
+
+
+def vm(node_pool: str, machine_type: str) -> dict:
+    """As Compute Engine lists those of GKE."""
+    url = "https://www.googleapis.com/compute/v1/projects/my-project/zones/us-central1-a"
+    labels = {"goog-k8s-cluster-name": "ml-cluster", "goog-k8s-node-pool-name": node_pool}
+    return {"machineType": f"{url}/machineTypes/{machine_type}", "labels": labels}
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from tpufleet.views.cli.registry import shared_option
 from tpufleet_gke.environment.addons import install
 from tpufleet_gke.environment.config import capacity, checks, parse, starter_file
 from tpufleet_gke.environment.config.sections import Environment
-from tpufleet_gke.environment.terraform import costs, plan_summary, stages
+from tpufleet_gke.environment.terraform import costs, live_slices, plan_summary, stages
 from tpufleet_gke.environment.terraform.plan_summary import Change
 from tpufleet_gke.environment.terraform.stages import StageName
 from tpufleet_gke.locations import Zone
@@ -109,7 +109,8 @@ def apply(rehearse: bool, yes: bool) -> None:
 def destroy(rehearse: bool, bootstrap: bool, yes: bool) -> None:
     """Delete the environment, last stage first, after showing what goes.
 
-    Refused while cluster.yaml has deletion_protection; set it to false and apply first.
+    Refused while slices of jobs are live, and while cluster.yaml has deletion_protection: set it
+    to false and apply first.
     """
     file, environment = read_environment()
     apply_command = f"`tpu cluster apply{' --rehearse' if rehearse else ''}`"
@@ -121,6 +122,8 @@ def destroy(rehearse: bool, bootstrap: bool, yes: bool) -> None:
     chosen = [stage for stage in reversed(StageName) if bootstrap or stage != StageName.BOOTSTRAP]
     with _runner(file, environment, rehearse) as runner:
         rest = [stage for stage in chosen if stage != StageName.BOOTSTRAP]
+        if not rehearse:
+            live_slices.check(environment)
         _check_unprotected(runner, apply_command)
         deleted = _carry_out(runner, rest, yes, destroy=True)
         if bootstrap:
