@@ -80,7 +80,7 @@ def _understood(verb: str, args: list[str]) -> list[str]:
     if verb in former_users.OF_JOBS:
         former_flags.refuse_window(verb, args)
     if verb in former_users.OF_NODES:
-        former_users.refuse_job(verb, args)
+        args = former_users.node_arguments(verb, args)
     if verb in former_users.WITH_USER:
         args = former_users.without_user(verb, args)
     if verb in former_users.OF_RESERVATIONS:

@@ -1,5 +1,5 @@
 """Arguments of the job manager that this program replaces which need the server to be understood: a
-user among the words, and a job after a verb of nodes. Imported only for its verbs."""
+user among the words, and a job or an alias after a verb of nodes. Imported only for its verbs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpufleet.errors import FleetError
+from tpufleet.model.tpu import type_lookup
 from tpufleet.views.cli import connection
 from tpufleet.views.cli.registry import HintedUsageError
 from tpufleet_migration import former_notes
@@ -57,10 +58,12 @@ OF_NODES = {
     "`tpu archive purge {job}` deletes its logs, results and code",
     "restart": "`tpu resume {job}` continues it from its checkpoint, `tpu rerun {job}` starts it "
     "from the beginning",
-    **dict.fromkeys(("apply", "applyy", "reapply", "reapplyy"), _SLICES),
+    **dict.fromkeys(
+        ("apply", "applyy", "apply-norm", "reapply", "reapplyy", "reapply-norm"), _SLICES
+    ),
     **dict.fromkeys(("describe", "-dtpu", "check-status", "-cktpu", "check-env"), _STATE),
     **dict.fromkeys(("solve", "solve-env"), _STATE),
-    **dict.fromkeys(("lian", "test"), _COMMAND),
+    **dict.fromkeys(("lian", "test", "mount-disk", "mount-disk-new", "set-wandb"), _COMMAND),
 }
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 _EXPLICIT = re.compile(r"(user|id)=(.*)")
@@ -211,16 +214,25 @@ def folder_of_another(verb: str, args: list[str]) -> list[str] | None:
     return [user, words[-1], str(path)]
 
 
-def refuse_job(verb: str, args: list[str]) -> None:
-    """A verb of nodes with the name of a job: say what is meant, and do nothing."""
-    name = next((word for word in args if not word.startswith("-")), None)
-    if name is None or {"-h", "--help"} & {*args}:
-        return
+def node_arguments(verb: str, args: list[str]) -> list[str]:
+    """With the node that an alias means. With the name of a job: say what is meant, and do
+    nothing."""
+    at = next((index for index, word in enumerate(args) if not word.startswith("-")), None)
+    if at is None:
+        return args
+    name = args[at]
     try:
         with connection.connect() as client:
+            node = client.preferences().tpu_aliases.get(name, name)
+            if node == name or type_lookup.is_known(node):
+                rows = client.inventory().rows
+                node = next((row.node for row in rows if row.node and row.alias == name), name)
+            if node != name:
+                hint(f"{name} is an alias of {node}")
+                return [*args[:at], node, *args[at + 1 :]]
             job = client.job(name).job
     except FleetError:  # no such job, or no server that would know
-        return
+        return args
     raise HintedUsageError(
         f"{job.spec.name} ({job.id}) is a job, not a VM; it is {job.state.value}\n"
         f"  next: {OF_NODES[verb].format(job=name)}"
