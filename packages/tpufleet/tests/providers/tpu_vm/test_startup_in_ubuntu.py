@@ -17,6 +17,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from tests.agent.control_plane import FakeControlPlane
 from tests.agent.test_environment_variables import ASSIGNMENT
 from tests.polling import wait_until
+from tests.providers.tpu_vm import apt_repository
 from tests.providers.tpu_vm.ubuntu_host import UbuntuHost, build_bundle
 from tpufleet.client.fleet import FleetClient
 from tpufleet.model.fleet.bootstrap import BootstrapStage
@@ -153,6 +154,54 @@ def test_chips_of_a_driver_that_loads_late_are_waited_for(host, control_plane):
     host.add_chips(4)
     done.join(900)
     connected(host, control_plane)
+
+
+# As unattended-upgrades does at boot: it holds a lock until the file is deleted.
+HOLD_LOCK = """
+import fcntl, os, sys, time
+lock = open(sys.argv[1], "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+held = open(sys.argv[2], "w")
+while os.path.exists(sys.argv[2]):
+    time.sleep(0.1)
+"""
+
+
+def test_gcsfuse_is_installed_once_others_release_the_locks_of_apt(host, control_plane):
+    apt_repository.build(host.root / "repository", "gcsfuse", "gcsfuse-jammy")
+    host.attributes |= {"tpufleet-mounts": "/data", "tpufleet-gcsfuse": "yes"}
+    locks = {
+        "lists": ("/var/lib/apt/lists/lock", "Could not get lock /var/lib/apt/lists/lock"),
+        "packages": ("/var/lib/dpkg/lock-frontend", "Waiting for cache lock"),
+    }
+    held = {name: host.root / "var/lib" / f"{name}.held" for name in locks}
+    threads = [
+        threading.Thread(
+            target=host.run,
+            args=("python3", "-c", HOLD_LOCK, path, f"/var/lib/{held[name].name}"),
+        )
+        for name, (path, _) in locks.items()
+    ]
+    (host.root / "startup.sh").write_text(startup_script.script())
+    command = ("bash", "-c", "bash /startup.sh >/var/log/startup 2>&1")
+    environ = {"TPUFLEET_PACKAGES_URL": "file:///repository"}
+    log = host.root / "var/log/startup"
+    try:
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: all(file.exists() for file in held.values()))
+        threads.append(threading.Thread(target=host.with_services, args=command, kwargs=environ))
+        threads[-1].start()
+        for name, (_, message) in locks.items():
+            wait_until(lambda m=message: log.exists() and m in log.read_text(), 60, log.read_text)
+            held[name].unlink()
+        connected(host, control_plane)
+    finally:
+        for file in held.values():
+            file.unlink(missing_ok=True)
+        for thread in threads:
+            thread.join(900)
+    assert host.run("gcsfuse").stdout == "gcsfuse\n", log.read_text()
 
 
 def test_an_attached_disk_is_formatted_only_if_allowed_and_mounted_after_each_boot(host):

@@ -29,7 +29,8 @@ case "$(basename "$0") $*" in
   "systemctl is-active"*) [[ -e "$CALLS.active" ]] ;;
   "systemctl restart"*) touch "$CALLS.active" ;;
   "apt-get "*" update") [[ "$(grep -c "^apt-get .* update" "$CALLS")" -gt "${LISTS_LOCKED:-0}" ]] ;;
-  "apt-get "*) [[ "$(grep -c "^apt-get .* $4" "$CALLS")" -gt "${LOCKED:-2}" ]] ;;
+  "apt-get "*) [[ "$(grep -c "^apt-get .* $4" "$CALLS")" -gt "${LOCKED:-2}" ]] \
+    && [[ "$(grep -c "^apt-get .* update" "$CALLS")" -gt "${LISTS_MISSING:-0}" ]] ;;
   "fuser "*lists/lock) [[ "$(grep -c "^apt-get .* update" "$CALLS")" -lt "${LISTS_LOCKED:-0}" ]] ;;
   "mountpoint"*) false ;;
   "fuser /"*) cat "$CALLS.users" 2>/dev/null ;;
@@ -396,9 +397,17 @@ def test_a_key_of_packages_whose_download_breaks_off_is_fetched_again(machine, f
 
 def test_gcsfuse_waits_while_another_program_holds_the_lists_of_packages(machine):
     machine.describe(tpufleet_mounts="/data", tpufleet_gcsfuse="yes")
-    result = machine.boot(LISTS_LOCKED="15")
+    result = machine.boot(LISTS_LOCKED="15", LOCKED="0")
     assert result.returncode == 0, result.stderr
     assert len([call for call in machine.calls if call.endswith(" update")]) == 16
+
+
+def test_lists_of_packages_that_could_not_be_fetched_are_fetched_again(machine):
+    """To apt that is no error; then it knows no package of this name."""
+    machine.describe(tpufleet_mounts="/data", tpufleet_gcsfuse="yes")
+    result = machine.boot(LISTS_MISSING="3", LOCKED="0")
+    assert result.returncode == 0, result.stderr
+    assert len([call for call in machine.calls if call.endswith(" update")]) == 4
 
 
 def test_a_host_without_the_docker_that_the_operator_wants_is_replaced(machine):

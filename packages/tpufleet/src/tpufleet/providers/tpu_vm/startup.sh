@@ -171,13 +171,12 @@ make_mount_points() {
 }
 
 # Automatic upgrades hold the locks of apt for minutes after a boot. That of the lists has no timeout:
-# who waits for it has not failed.
-apt() {
-  local try waited
+# who waits for it has not failed. To apt, lists that cannot be fetched now are no error.
+install_package() {
+  local try waited apt=(apt-get --option DPkg::Lock::Timeout=120 --quiet)
+  export DEBIAN_FRONTEND=noninteractive
   for ((try = 0, waited = 0; try < 12; waited++)); do
-    if DEBIAN_FRONTEND=noninteractive apt-get --option DPkg::Lock::Timeout=120 --quiet "$@"; then
-      return
-    fi
+    if "${apt[@]}" update && "${apt[@]}" install --yes --no-install-recommends "$1"; then return; fi
     if [[ "$waited" -ge 90 ]] || ! fuser --silent "$ROOT/var/lib/apt/lists/lock"; then
       try=$((try + 1))
     fi
@@ -202,8 +201,7 @@ install_gcsfuse() {
       && echo "deb [signed-by=/usr/share/keyrings/cloud.google.asc]" \
         "$PACKAGES gcsfuse-${codename:-jammy} main" \
         >"$ROOT/etc/apt/sources.list.d/gcsfuse.list" \
-      && apt update \
-      && apt install --yes --no-install-recommends gcsfuse
+      && install_package gcsfuse
   }; then
     if [[ -n "$(attribute_or tpufleet-mounts '')" ]]; then fail "gcsfuse cannot be installed"; fi
     say "gcsfuse cannot be installed: jobs with mounts will fail"
@@ -215,7 +213,7 @@ install_gcsfuse() {
 install_docker() {
   if [[ "$(attribute_or tpufleet-containers no)" != yes ]] || command -v docker >/dev/null; then return; fi
   stage 'installing tpufleet' 'docker'
-  { apt update && apt install --yes --no-install-recommends docker.io; } \
+  install_package docker.io \
     || fail "docker cannot be installed; use a runtime that has it, or leave out \`containers\`"
 }
 
