@@ -22,6 +22,7 @@ from tests.policy.builders import (
 )
 from tpufleet.model.fleet.hosts import Phase, Progress
 from tpufleet.model.fleet.slices import LossReason, SliceState
+from tpufleet.model.job import mounts
 from tpufleet.model.job.attempts import AttemptState, EnvironmentReport, Startup
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobState, Retries, Rule
@@ -392,6 +393,38 @@ def test_which_slices_are_kept_for_the_next_attempt(rule, reason, pool, kept):
         assert (changed["s0"].state, changed["s0"].job_id) == (S.READY, None)
     else:
         assert changed["s0"].state is S.RELEASING
+
+
+@pytest.mark.parametrize(
+    ("pool", "status", "during_setup", "returned"),
+    [
+        ("lab", mounts.FAILED, True, ["s1"]),
+        ("lab", 1, True, []),
+        ("lab", mounts.FAILED, False, []),
+        (None, mounts.FAILED, True, []),
+    ],
+    ids=["its host cannot mount", "its setup command fails", "its program fails", "no pool"],
+)
+def test_a_job_returns_a_slice_that_cannot_mount_to_its_pool(pool, status, during_setup, returned):
+    attempt = stopping(None, slices=("s0", "s1"))
+    hosts = [
+        exited(attempt, index, "s0", signal=signal.SIGTERM, stopped_by_agent=True)
+        for index in range(4)
+    ] + [
+        exited(attempt, index, "s1", status=status, during_setup=during_setup) for index in range(4)
+    ]
+    retry = structs.replace(running_job.spec.retries, failure=1)
+    spec = structs.replace(running_job.spec, slices=2, pool=pool, retries=retry)
+    slices = [make_slice(name, pool=pool) for name in ("s0", "s1")]
+    job = replace(running_job, spec=spec)
+    view = make_view(job, attempt, slices=slices, hosts=hosts)
+    step = next_step(view, NOON)
+    assert step.job.state is JobState.RECOVERING
+    assert [
+        item.id for item in step.slices if (item.state, item.job_id) == (S.READY, None)
+    ] == returned
+    after_it = structs.replace(view, attempts=(step.attempt,))
+    assert after_it.avoided == ({"s1"} if during_setup else set())
 
 
 @pytest.mark.parametrize("pool", [None, "lab"])

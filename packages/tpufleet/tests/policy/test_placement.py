@@ -117,6 +117,24 @@ def test_a_gang_never_spans_two_zones():
     assert isinstance(wait, Wait)
 
 
+@pytest.mark.parametrize(
+    ("available", "largest", "expected"),
+    [
+        (("s1", "s2"), 2, ("s2",)),
+        (("s1",), 2, None),
+        (("s1",), 1, ("s1",)),
+    ],
+    ids=["it gets another one", "one is requested", "there is no other one"],
+)
+def test_a_job_gets_another_slice_than_the_one_where_it_failed(available, largest, expected):
+    pending = replace(make_pending("a"), avoided=frozenset({"s1"}))
+    [decision] = decide([pending], make_supply(make_pool(largest=largest), free(*available)))
+    if expected is None:
+        assert isinstance(decision, RequestSlices) and decision.count == 1
+    else:
+        assert decision.slices == expected
+
+
 def test_a_zone_removed_from_a_pool_does_not_block_its_jobs():
     supply = make_supply(make_pool(), free("old", zone="z9"))
     [request] = decide([make_pending("a", 2)], supply)

@@ -57,6 +57,7 @@ class PlacementInputs:
             optional=view.has_enough,
             sources=self._allowed_sources(spec),
             held_source=None if held is None else _source_of(held),
+            avoided=view.avoided,
             rejected=self._working_set.rejections.get(view.job.id, {}),
             usage_step=self._working_set.usage_steps.get(view.job.owner, 0),
         )

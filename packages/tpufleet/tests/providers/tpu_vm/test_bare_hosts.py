@@ -147,6 +147,38 @@ def test_a_tpu_vm_of_a_person_is_adopted_with_ssh_runs_a_job_and_is_as_before(fl
     fleet.until(lambda: not fleet.nodes(), "its owner deletes it")
 
 
+def test_a_job_with_mounts_leaves_a_slice_of_a_pool_that_cannot_mount(fleet, shared):
+    """Its hosts could not install gcsfuse, and one of them got it later."""
+    fleet.tpu.ok(
+        "pool", "create", "lab", "v4-8", "--provider", "tpu-vm", "--zone", ZONE,
+        "--smallest", "2", "--largest", "2",
+    )  # fmt: skip
+
+    def slices() -> list[str]:
+        rows = fleet.tpu.json("inventory")["rows"]
+        return sorted(row["id"] for row in rows if row["state"] == "free")
+
+    fleet.until(lambda: len(slices()) == 2, "its slices are ready", 600)
+    first, second = slices()
+    [other] = fleet.hosts.machines(second)
+    program = other.root / "usr/local/bin/gcsfuse"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    [job] = fleet.submit({
+        "command": ["echo", "mounted"], "accelerator": "v4-8", "pool": "lab", "dependencies": [],
+        "mounts": ["my-data:/mnt/buckets/data"],
+        "env": {"UV_FIND_LINKS": f"{shared}/wheels", "UV_NO_INDEX": "1", "UV_OFFLINE": "1"},
+    })  # fmt: skip
+    ended = ("succeeded", "failed", "cancelled")
+    fleet.until(lambda: fleet.states()[job] in ended, "it ends", 300)
+    log = fleet.tpu("logs", job).output
+    assert fleet.states()[job] == "succeeded", log + fleet.hosts.logs()
+    attempts = fleet.tpu.json("show", job)["attempts"]
+    assert [(each["end_reason"], each["slices"]) for each in attempts] == [
+        ("setup_failed", [first]), ("finished", [second]),
+    ]  # fmt: skip
+
+
 def test_hosts_of_a_scarce_gang_that_start_again_keep_its_slices(fleet, shared, tmp_path):
     """An agent crashes; another host is off for longer than silence is tolerated; one reboots."""
     code = tmp_path / "code"

@@ -16,8 +16,9 @@ from tpufleet.schema import about
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 # On GKE the CSI driver mounts buckets, before the container starts.
 MOUNTED_BY_PROVIDER = frozenset({"gke"})
-# Exit status on a host that cannot mount, and what the line that says why begins with.
-FAILED, ERROR_PREFIX = 125, "mounts: "
+# Exit status on a host that cannot mount (EX_UNAVAILABLE of sysexits.h), and what the line that
+# says why begins with.
+FAILED, ERROR_PREFIX = 69, "mounts: "
 
 
 def _parse_bucket(value: Any) -> str:

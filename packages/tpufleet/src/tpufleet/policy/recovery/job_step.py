@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from tpufleet.model.events import Event
-from tpufleet.model.fleet.hosts import Exit, Host, Phase, Progress
+from tpufleet.model.fleet.hosts import Exit, Host, HostId, Phase, Progress, slice_id_of
 from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlice, source_text
+from tpufleet.model.job import mounts
 from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.job.end_reasons import END_REASONS, EndReason
 from tpufleet.model.job.jobs import Job, JobState
@@ -68,6 +69,15 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     def has_enough(self) -> bool:
         """Whether it lacks no slice that it cannot run without."""
         return len(self.usable_slices) >= self.job.spec.min_slices
+
+    @property
+    def avoided(self) -> frozenset[SliceId]:
+        """Slices with a host that may be why an attempt failed."""
+        return frozenset(
+            slice_id_of(HostId(attempt.failed_host))
+            for attempt in self.attempts
+            if attempt.failed_host and attempt.end_reason in retries.MAY_BE_OF_HOST
+        )
 
     def slices_of(self, attempt: Attempt) -> list[TpuSlice]:
         return [self.slices[slice_id] for slice_id in attempt.slices if slice_id in self.slices]
@@ -388,6 +398,10 @@ def _is_missing(exit: Exit) -> bool:
     return never_ran or not (exit.clean or exit.stopped_by_agent)
 
 
+def _cannot_mount(exit: Exit) -> bool:
+    return exit.during_setup and exit.status == mounts.FAILED
+
+
 def _release_unresponsive_slices(
     view: JobView, attempt: Attempt, result: Step, now: datetime
 ) -> None:
@@ -466,10 +480,17 @@ def _recover(
     if ended.end_reason is EndReason.SUPERSEDED:
         release_job_slices(view, result, now)  # also what it held beside its gang
         return
+    cannot_mount = {
+        host.slice_id
+        for host in view.hosts_of(ended)
+        if host.id == ended.failed_host and host.exit and _cannot_mount(host.exit)
+    }
     unwanted = {
         tpu_slice.id
         for tpu_slice in view.slices_of(ended)
-        if decision.action is RetryAction.NEW_SLICES or tpu_slice.state is SliceState.DOOMED
+        if decision.action is RetryAction.NEW_SLICES
+        or tpu_slice.state is SliceState.DOOMED
+        or (tpu_slice.pool and tpu_slice.id in cannot_mount)
     }
     release_job_slices(view, result, now, only=unwanted)
 

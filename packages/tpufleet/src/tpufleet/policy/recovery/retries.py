@@ -29,6 +29,8 @@ _HARDWARE_LOST = frozenset(
 )
 # A full disk stays full on the same machine.
 _NEEDS_NEW_SLICES = frozenset({EndReason.DISK_FULL})
+# A retry had better have another host than the one that failed.
+MAY_BE_OF_HOST = frozenset({EndReason.DISK_FULL, EndReason.DEVICE_BUSY, EndReason.SETUP_FAILED})
 
 
 class RetryAction(StrEnum):

@@ -49,6 +49,8 @@ class PendingJob:
     held_source: CapacitySource | None = None  # where it already holds part of its gang
     # Sources that rejected a request of this job as invalid, with their messages.
     rejected: Mapping[CapacitySource, str] = field(default_factory=dict)
+    # Slices of its pool where it failed: it gets others, or these last.
+    avoided: frozenset[SliceId] = frozenset()
     usage_step: int = 0  # of its owner, see `fair_share`
     rank: tuple[bool, QueueRank] = field(init=False, repr=False, compare=False)
 
@@ -205,6 +207,10 @@ class _PoolQueue:
         if reuse := pending.job.spec.reuse:
             kinds = (None, *reuse)
             free = [each for each in free if each.used_kind(pending.job.owner) in kinds]
+        if pending.avoided:
+            others = [each for each in free if each.id not in pending.avoided]
+            enough = len(others) + self.headroom >= pending.missing
+            free = others if enough else sorted(free, key=lambda each: each.id in pending.avoided)
         if pending.held_source is not None:
             return [each for each in free if each.zone == pending.held_source.zone]
         if pending.missing == 1 or not free:
