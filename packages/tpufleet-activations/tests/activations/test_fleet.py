@@ -25,7 +25,7 @@ from tpufleet.runtime.units import Units
 from tpufleet.stores.base import JobQuery
 from tpufleet.stores.memory import MemoryStore
 from tpufleet_activations import fleet, plans
-from tpufleet_activations.cli.deploy import deploy
+from tpufleet_activations.cli.deploy import REQUIREMENTS, deploy
 from tpufleet_activations.io import unit_writer, verification
 from tpufleet_activations.io.storage import LocalFolder
 
@@ -159,6 +159,16 @@ def test_the_page_lists_what_deploy_takes():
         assert f"`{name}" in page or not name.startswith("--"), name
 
 
+def test_workers_install_what_they_import_at_versions_that_were_tested():
+    pins = {line.split(" ")[0] for line in REQUIREMENTS.read_text().splitlines() if line[0] != " "}
+    tested = (ROOT / "requirements/test.txt").read_text().splitlines()
+    names = {pin.partition("==")[0] for pin in pins}
+    assert {"boto3", "click", "jax", "libtpu", "tokenizers"} <= names
+    assert pins - {line.split(" ")[0] for line in tested} == {
+        pin for pin in pins if pin.startswith("libtpu==")
+    }
+
+
 def test_a_dry_run_submits_nothing(world, tmp_path):
     tpu = cli_for_user(world, tmp_path, "mel")
     printed = tpu(*arguments("gs://lab/acts", "--dry-run", "--json"))
@@ -166,6 +176,7 @@ def test_a_dry_run_submits_nothing(world, tmp_path):
     assert documents and all(document["command"] for document in documents)
     dry = tpu(*arguments("gs://lab/acts", "--dry-run"))
     assert dry.exit_code == 0 and dry.stdout.count('"command"') == 2
+    assert str(REQUIREMENTS) in dry.stdout
     assert world.store.jobs(JobQuery()) == []
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
+import shutil
 import tempfile
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 import click
 
-from tpufleet import installed_packages
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.job import job_file
@@ -27,6 +24,9 @@ from tpufleet_activations.cli.parameter_types import SECONDS, json_option, watch
 from tpufleet_activations.formatting import example_epilog, extract_command, format_health
 from tpufleet_activations.io.addresses import open_storage
 
+# What workers install, on hosts that have nothing. Written by scripts/lock. A file of the submitted
+# folder, because hosts with our Python need none.
+REQUIREMENTS = Path(__file__).with_name("worker_requirements.txt")
 TITLES = ("TPU NAME", "STATUS", "SAMPLES", "SHARDS", "GCS")
 
 
@@ -76,8 +76,7 @@ def deploy(context: click.Context, out: str, run_options: tuple[str, ...], **opt
         if options["as_json"]:
             output.print_json(documents)
         else:
-            click.echo("# Submit it from a folder with this requirements.txt:")
-            click.echo(textwrap.indent(worker_requirements(), "#   "), nl=False)
+            click.echo(f"# Submit it from a folder with {REQUIREMENTS}, named requirements.txt.")
             click.echo(fleet.to_job_file(documents), nl=False)
         return
     plans.load(open_storage(out))  # raises if there is none
@@ -114,18 +113,6 @@ def worker_jobs(
     )
 
 
-def worker_requirements() -> str:
-    """What workers install, on hosts that have nothing: the versions that are installed here, with
-    JAX for TPUs. A file of the submitted folder, because hosts with our Python need none."""
-    packages = installed_packages.requirements_of("tpufleet-activations")
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # only s3:// needs it
-        packages += installed_packages.requirements_of("boto3")
-        packages.append(importlib.metadata.distribution("boto3"))
-    extras = {"jax": "[tpu]"}
-    lines = {f"{each.name}{extras.get(each.name, '')}=={each.version}\n" for each in packages}
-    return "".join(sorted(line for line in lines if not line.startswith("tpufleet")))
-
-
 def _zones(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(zone.strip() for zone in options["zones"].split(",") if zone.strip())
 
@@ -136,7 +123,7 @@ def _launch(out: str, specs: Sequence[JobSpec], options: dict[str, Any]) -> None
 
     tag = fleet.fleet_tag(out)
     with connection.connect(start=True) as client, tempfile.TemporaryDirectory() as folder:
-        Path(folder, "requirements.txt").write_text(worker_requirements())
+        shutil.copy(REQUIREMENTS, Path(folder, "requirements.txt"))
         if options["create_tpus"]:
             client.put_pool(
                 Pool(
