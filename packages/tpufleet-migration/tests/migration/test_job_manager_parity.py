@@ -105,6 +105,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("config aliases lr bs ep wd b1 b2 ckpt", "defaults", f"{PREFERENCES}::test_a_default_alias_can_be_changed_deleted_and_restored"),
     # Nodes
     ("apply, reapply, -norm, t=, m=", "create with retries", "migration/test_former_nodes.py::test_former_names_and_spellings_of_apply_and_reapply"),
+    ("apply: alias", "the node that it means", "migration/test_former_nodes.py::test_an_alias_of_a_tpu_means_its_node"),
     ("apply: retry", "until there is capacity", f"{VM}::test_create_retries_a_stockout_but_not_an_invalid_request"),
     ("delete", "after a question", f"{VM}::test_delete_requires_confirmation_and_deletes_only_its_workers"),
     ("restart", "stop and start; reported failure always", f"{VM}::test_apply_rejects_a_stopped_node_and_restart_starts_it"),
