@@ -1,9 +1,7 @@
 """Metrics uploaded to Vertex AI TensorBoard, by the Job on GKE and by the commands for other jobs:
 Google's uploader, and a fake of the API.
 
-The uploader is not among the packages for tests, because it needs TensorFlow. Install it anywhere:
-`pip install 'google-cloud-aiplatform[tensorboard]' tensorboard tensorflow-cpu`, and name it in
-TB_GCP_UPLOADER.
+The uploader has an environment of its own, because it needs TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from datetime import timedelta
@@ -21,6 +18,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from tests import cached_environments
 from tests.docs import markdown
 from tests.environment.environments import example
 from tests.polling import wait_until
@@ -41,13 +39,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def uploader():
-    program = os.environ.get("TB_GCP_UPLOADER") or shutil.which("tb-gcp-uploader")
-    if program is None:
-        pytest.skip(
-            "needs tb-gcp-uploader: pip install 'google-cloud-aiplatform[tensorboard]' tensorboard "
-            "tensorflow-cpu, and set TB_GCP_UPLOADER to it"
-        )
-    return Path(program)
+    return cached_environments.programs("uploader") / "tb-gcp-uploader"
 
 
 @pytest.fixture
