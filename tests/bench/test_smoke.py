@@ -148,8 +148,6 @@ def test_cpu_extraction_runs_and_ends_with_json():
 
 @pytest.mark.slow
 def test_goodput_is_that_of_the_library_of_google():
-    for package in ("jax", "ml_goodput_measurement"):
-        pytest.importorskip(package, reason=f"needs the package {package}")
     assert last_line(run("goodput", "--rounds", "1", "--steps", "100"))["met"]
 
 
