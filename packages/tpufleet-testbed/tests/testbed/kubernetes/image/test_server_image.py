@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tests.polling import wait_until
+from tests.repository import ROOT
 from tpufleet_testbed.kubernetes.image import builder
 
 PROGRAMS = ("containerd", "ctr", "runc", "debootstrap")
@@ -123,12 +124,25 @@ def test_the_server_starts_within_two_seconds_without_root_on_a_read_only_disk(e
         engine.ctr("containers", "delete", name)
 
 
-# What each image is for, as a program that only it can run.
+# What pods run in each image, with examples/ at /examples.
+EXTRACTION = """
+cd /examples/extract
+python -c 'import pathlib, small; small.write_model(pathlib.Path("/tmp"))'
+echo '{"text": "the cat sat on a mat"}' >/tmp/texts.jsonl
+tpu extract plan /tmp/out --model /tmp --data /tmp/texts.jsonl
+tpu extract run /tmp/out
+tpu extract verify /tmp/out
+"""
 PROGRAMS_OF = {
-    "agent": "import jax, tpufleet.agent.pod_entrypoint; print(jax.numpy.ones(3).sum())",
-    "tpu": "import importlib.metadata as m; print(m.version('libtpu'), m.version('jax'))",
-    "trainer": "import flax.nnx, grain, optax, orbax.checkpoint, safetensors, libtpu; print('ok')",
+    "agent": ("python -c 'import tpufleet.agent.pod_entrypoint, jax; print(jax.devices())'", "Cpu"),
+    "tpu": (EXTRACTION, "OK: every sample stored exactly once"),
+    "trainer": (
+        "python /examples/llama/pretrain.py steps=3 every=2 batch=4 length=8",
+        "'steps': 3",
+    ),
 }
+# As the user of the image, on a disk that it cannot write to.
+CHECKED = f"test $(id -u) = {USER}; ! touch /opt/x 2>/tmp/error; cat /tmp/error; cd /tmp;"
 
 
 @pytest.mark.scale  # 2 GB of packages
@@ -140,17 +154,13 @@ def test_a_variant_runs_its_programs_without_root_on_a_read_only_disk(engine, va
         image.write(out)
     engine.ctr("images", "import", str(archive))
     archive.unlink()
-    program = (
-        f"import os; assert os.getuid() == {USER}, os.getuid()\n"
-        "try: open('/opt/x', 'w'); raise SystemExit('the disk can be written')\n"
-        "except OSError: pass\n"
-        f"{PROGRAMS_OF[variant]}"
-    )
+    command, expected = PROGRAMS_OF[variant]
     printed = engine.ctr(
         "run", "--rm", "--read-only", "--mount", "type=tmpfs,dst=/tmp,options=mode=1777",
+        "--mount", f"type=bind,src={ROOT / 'examples'},dst=/examples,options=rbind:ro",
         "--env", "JAX_PLATFORMS=cpu",
-        image.reference, f"{variant}-{uuid.uuid4().hex[:8]}", "python", "-c", program,
+        image.reference, f"{variant}-{uuid.uuid4().hex[:8]}", "sh", "-ec", CHECKED + command,
     )  # fmt: skip
-    assert printed.strip()
+    assert "Read-only file system" in printed and expected in printed, printed
     size = sum(layer.size for layer in image.layers) / 1e6
     print(f"\nimage {variant}: {size:.0f} MB: {printed.strip()}")
