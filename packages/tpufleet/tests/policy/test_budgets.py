@@ -91,8 +91,7 @@ def test_the_estimate_names_price_and_limit():
     )
     found = prices.estimate(spec, PRICES)
     assert (found.chips, found.usd_per_hour, found.limit) == (32, 16.0, 48.0)
-    unknown = parse_job({"command": "x", "accelerator": "tpu7x-8"})
-    assert prices.estimate(unknown, PRICES).usd_per_hour is None
+    assert prices.estimate(spec, {}).usd_per_hour is None
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import Capacity, Job, JobId, JobSpec
 from tpufleet.model.people.costs import Badput, SettledCosts
-from tpufleet.model.tpu import prices
+from tpufleet.model.tpu import prices, tpu_types
 from tpufleet.policy.accounting import costs, goodput
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -173,8 +174,15 @@ def test_prices_from_the_config_take_precedence_and_are_marked():
     assert prices.chip_hour_price("v5litepod-16", "spot", table) == 0.5
     assert table["v5e", "spot"].source == "config"
     assert prices.chip_hour_price("v5litepod-16", "on-demand", table) == 1.2
-    assert prices.chip_hour_price("tpu7x-8", "spot", table) is None
     assert all(price.as_of and price.source for price in prices.price_table().values())
+
+
+def test_a_price_of_each_generation_is_known():
+    """So `--max-cost` has an effect for all types."""
+    generations, kinds = {row[0] for row in tpu_types.GENERATIONS}, list(Capacity)
+    assert set(prices.price_table()) == set(product(generations, kinds))
+    assert prices.chip_hour_price("tpu7x-8", "on-demand", prices.price_table()) == 12.0
+    assert prices.chip_hour_price("tpu7x-8", "queued", prices.price_table()) == 6.0, "flex-start"
 
 
 def test_own_prices_say_when_they_held_and_where_they_are_from():

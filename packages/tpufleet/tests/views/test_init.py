@@ -297,10 +297,10 @@ def test_init_replaces_a_config_file_with_errors(newcomer, tmp_path):
     assert yaml.safe_load(file.read_text())["bucket"] == "gs://my-project-tpufleet/fleet"
 
 
-def test_the_first_job_has_a_limit_that_works_for_its_type(newcomer):
+def test_the_first_job_has_a_limit_on_its_cost_that_is_not_reached_at_once(newcomer):
     answer = newcomer("init", "--project", "my-project", "--type", "v6e-8", "--type", "tpu7x-16")
     assert "  tpu run v6e-8 --spot --max-cost 5 -- " in answer.stdout
-    assert "  tpu run tpu7x-16 --spot --set max_hours=1 -- " in answer.stdout
+    assert "  tpu run tpu7x-16 --spot --max-cost 13 -- " in answer.stdout, "8 chips, 4.80 dollars"
 
 
 TLS = {"--tls-cert": "cert.pem", "--tls-key": "key.pem"}

@@ -26,14 +26,18 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 LIST_PRICE_SOURCE = "cloud.google.com/tpu/pricing, on demand, us regions"
 # Spot prices vary by month and zone; this fraction is an assumption, and is shown as one.
 SPOT_SHARE = 0.4
-_AS_OF = "2025-06"
-_ON_DEMAND = {"v2": 1.125, "v3": 2.0, "v4": 3.22, "v5e": 1.2, "v5p": 4.2, "v6e": 2.7}
-
-
-# Of the billing catalogue in us-east5, where they are known.
-_CATALOGUE_SOURCE = "cloudbilling.googleapis.com, us-east5"
-_CATALOGUE_AS_OF = "2026-08"
-_CATALOGUE = {("v6e", Capacity.SPOT): 1.4033, ("v6e", Capacity.QUEUED): 1.35}
+_ON_DEMAND = {
+    "v2": (1.125, "2025-06"), "v3": (2.0, "2025-06"), "v4": (3.22, "2025-06"),
+    "v5e": (1.2, "2026-09"), "v5p": (4.2, "2026-09"), "v6e": (2.7, "2026-09"),
+    "tpu7x": (12.0, "2026-09"),  # us-central1
+}  # fmt: skip
+# Spot and flex-start, where they are known.
+_CATALOGUE = ("2026-08", "cloudbilling.googleapis.com, us-east5")
+_OTHERS = {
+    ("v6e", Capacity.SPOT): (1.4033, *_CATALOGUE),
+    ("v6e", Capacity.QUEUED): (1.35, *_CATALOGUE),
+    ("tpu7x", Capacity.QUEUED): (6.0, "2026-09", "cloud.google.com/tpu/pricing, flex-start"),
+}
 
 
 class _PriceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,23 +60,22 @@ def price_table(overrides: Mapping[str, Any] | None = None) -> dict[tuple[str, s
     """By generation and capacity type. `overrides` is as in a config file: {v5e: {spot: 0.5}}, and
     may have `as_of` and `source`."""
     prices: dict[tuple[str, str], Price] = {}
-    for generation, usd in _ON_DEMAND.items():
+    for generation, (usd, as_of) in _ON_DEMAND.items():
         for capacity in Capacity:
             spot = capacity is Capacity.SPOT
             prices[generation, capacity] = Price(
                 generation=generation,
                 capacity=capacity,
                 usd=round(usd * SPOT_SHARE, 4) if spot else usd,
-                as_of=_AS_OF,
+                as_of=as_of,
                 source=f"assumed: {SPOT_SHARE:.0%} of the list price"
                 if spot
                 else LIST_PRICE_SOURCE,
             )
-    for (generation, capacity), usd in _CATALOGUE.items():
+    for (generation, capacity), (usd, as_of, source) in _OTHERS.items():
         prices[generation, capacity] = Price(
-            generation=generation, capacity=capacity, usd=usd,
-            as_of=_CATALOGUE_AS_OF, source=_CATALOGUE_SOURCE,
-        )  # fmt: skip
+            generation=generation, capacity=capacity, usd=usd, as_of=as_of, source=source
+        )
     about_all = {key: value for key, value in (overrides or {}).items() if key in _ABOUT_ALL}
     own = {key: value for key, value in (overrides or {}).items() if key not in _ABOUT_ALL}
     chosen = schema.parse(_PriceSettings, {"prices": own, **about_all})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -102,8 +103,11 @@ def _next_steps(
     program = "python -c 'import jax; print(jax.devices())'"
     jobs = []
     for name, kind in dict.fromkeys(wanted):
-        known = prices.chip_hour_price(name, kind, table) is not None
-        limit = "--max-cost 5" if known else "--set max_hours=1"  # the other has no effect
+        chip_hour = prices.chip_hour_price(name, kind, table)
+        limit = "--set max_hours=1"  # one on the cost has no effect without a price
+        if chip_hour is not None:  # enough for 20 minutes
+            hourly = chip_hour * type_lookup.find(name).chips
+            limit = f"--max-cost {max(5, math.ceil(hourly / 3))}"
         jobs.append(f"tpu run {name} --{kind} {limit} -- {program}")
     return [*server, *jobs]
 
