@@ -97,6 +97,7 @@ def _identity(metadata: MetadataClient) -> dict[str, str]:
 
     slices = _parse("tpufleet-slices", attribute("tpufleet-slices", "[]"), list[str])
     tpu_env, hosts = attribute("tpu-env"), attribute("tpufleet-hosts", "1")
+    endpoints = attribute("worker-network-endpoints")
     return {
         "TPUFLEET_SERVER": attribute("tpufleet-server"),
         "TPUFLEET_SLICE": _own_slice(slices, tpu_env),
@@ -106,6 +107,7 @@ def _identity(metadata: MetadataClient) -> dict[str, str]:
         "TPUFLEET_ADDRESS": (metadata.get("network-interfaces/0/ip") or "").strip(),
         "TPUFLEET_COORDINATOR_PORT": str(COORDINATOR_PORT),
         "TPUFLEET_MULTISLICE": "1" if re.search(r"^MEGASCALE_NUM_SLICES:", tpu_env, re.M) else "",
+        "TPUFLEET_BARE_ENDPOINTS": "1" if endpoints and ":" not in endpoints else "",
         settings.CA_VARIABLE: attribute("tpufleet-ca"),
     }
 

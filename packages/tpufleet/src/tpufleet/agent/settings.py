@@ -41,6 +41,7 @@ class AgentSettings:
     server_timeout_seconds: float | None = None
     metadata_url: str = ""  # of the instance metadata server, if there is one
     multislice: bool = False  # the cloud made this slice as one of several
+    bare_endpoints: bool = False  # the metadata names the workers without addresses
     sigterm_notice: NoticeKind | None = None  # what SIGTERM means where only the cloud sends it
     scratch_dir: Path | None = None  # where the cloud evicts a pod that exceeds the limit
     scratch_limit_bytes: int = 0
@@ -83,6 +84,7 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         server_timeout_seconds=float(server_timeout) if server_timeout else None,
         metadata_url=environ.get("TPUFLEET_METADATA", ""),
         multislice=environ.get("TPUFLEET_MULTISLICE") == "1",
+        bare_endpoints=environ.get("TPUFLEET_BARE_ENDPOINTS") == "1",
         sigterm_notice=NoticeKind(sigterm_notice) if sigterm_notice else None,
         scratch_dir=Path(scratch_dir) if scratch_dir else None,
         scratch_limit_bytes=_integer(environ, "TPUFLEET_SCRATCH_BYTES") if scratch_dir else 0,

@@ -31,6 +31,7 @@ def for_workload(
     its secrets, the platform's."""
     on_host, assignment = assignment, host_processes.of_process(assignment, local)
     simulated = settings.platform == SIMULATED_PLATFORM
+    unseen = simulated or settings.bare_endpoints or assignment.processes_per_host > 1
     return {
         "PYTHONUNBUFFERED": "1",  # so that `tpu logs -f` shows a line when it is written
         **_inherited(base_env, settings, agent_bin_dir),
@@ -40,7 +41,8 @@ def for_workload(
         **_folders(assignment, attempt_folder),
         **_api_access(assignment, settings, attempt_folder),
         **_multislice(assignment, settings),
-        **(_simulated(assignment, local) if simulated else {}),
+        **(_simulated(assignment) if simulated else {}),
+        **(_cluster_for_jax(assignment, local) if unseen else {}),
         **host_processes.variables(on_host, local, simulated=simulated),
     }
 
@@ -121,18 +123,18 @@ def _multislice(assignment: Assignment, settings: AgentSettings) -> dict[str, st
     }
 
 
-def _simulated(assignment: Assignment, local: int) -> dict[str, str]:
+def _simulated(assignment: Assignment) -> dict[str, str]:
     return {
         "JAX_PLATFORMS": SIMULATED_PLATFORM,
         "JAX_NUM_CPU_DEVICES": str(assignment.chips),
-        **_cluster_for_jax(assignment, local),
     }
 
 
 def _cluster_for_jax(assignment: Assignment, local: int) -> dict[str, str]:
-    """Lets `jax.distributed.initialize()` without arguments find the gang. JAX reads the variables
-    above only where there is libtpu; without it, these of Open MPI are the ones that it reads and
-    that the fewest other libraries take for something else."""
+    """Lets `jax.distributed.initialize()` without arguments find the gang where JAX cannot: without
+    libtpu, with several processes on a host, and, before 0.10, where the metadata names workers
+    without addresses. These of Open MPI it reads first, and the fewest other libraries take them
+    for something else."""
     return {
         "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{assignment.coordinator_address}",
         "OMPI_COMM_WORLD_SIZE": str(assignment.num_processes),
