@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from tests.journeys.wrapped_provider import WrappedProvider
 from tpufleet.clocks import ManualClock
@@ -14,6 +15,7 @@ from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
+from tpufleet_testbed.cloud_tpu.fault_plan import NO_FAULTS, CloudFaultPlan
 from tpufleet_testbed.cloud_tpu.locations import IMMEDIATE
 
 
@@ -22,16 +24,18 @@ class TpuVmCloud(WrappedProvider):
     exposes_tokens = True
     outage = None  # always reachable
 
-    def __init__(self, clock: ManualClock, zones: Sequence[str]) -> None:
+    def __init__(
+        self, clock: ManualClock, zones: Sequence[str], plan: CloudFaultPlan = NO_FAULTS,
+        **settings: Any,
+    ) -> None:  # fmt: skip
         self.zones = tuple(zones)
         latencies = replace(IMMEDIATE, boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
-        self.emulator = Emulator(clock=clock, latencies=latencies)
+        self.emulator = Emulator(clock=clock, latencies=latencies, plan=plan)
         self.emulator.start()
-        settings = TpuVmSettings(
-            project="my-project", zones=self.zones, endpoint=self.emulator.endpoint
-        )
         self.provider = TpuVmProvider(
-            settings,
+            TpuVmSettings(
+                project="my-project", zones=self.zones, endpoint=self.emulator.endpoint, **settings
+            ),
             fleet="test",
             clock=clock,
             deadline=900.0,

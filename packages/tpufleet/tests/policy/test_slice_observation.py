@@ -250,3 +250,26 @@ def test_a_healthy_listing_never_changes_a_slice_that_works():
     for state in COMING:
         ready = replace(recorded(S.READY), reason="ready after 90 s")
         assert slice_observation.apply_cloud_slice(ready, cloud(state), NOON) is ready
+
+
+END = after(3600)
+
+
+@pytest.mark.parametrize(
+    ("now", "grace", "up", "state"),
+    [
+        (3600 - 181, 60, 0, S.READY),
+        (3600 - 180, 60, 0, S.DOOMED),
+        (3600 - 120, 0, 0, S.DOOMED),
+        (1799, 3600, 0, S.READY),  # half of its time is used, whatever the job needs to save
+        (1800, 3600, 0, S.DOOMED),
+    ],
+)
+def test_a_slice_is_left_in_time_before_its_known_end(now, grace, up, state):
+    tpu_slice = recorded(S.READY, up_at=after(up))
+    cloud = CloudSlice(id=tpu_slice.id, zone=tpu_slice.zone, state=C.UP, ends_at=END)
+    seen = slice_observation.apply_end(tpu_slice, cloud, timedelta(seconds=grace), after(now))
+    assert (seen.state, seen.ends_at) == (state, END)
+    if state is S.DOOMED:
+        assert seen.loss is LossReason.PREEMPTED
+        assert seen.reason == f"its run duration ends at {END:%Y-%m-%d %H:%M} UTC"

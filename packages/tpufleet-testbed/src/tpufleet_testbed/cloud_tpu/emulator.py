@@ -62,7 +62,7 @@ class Emulator:
         )
         schedule_faults(self.cloud, plan)
         self.queue = QueuedResources(self.cloud, suspend_whole_gang=suspend_whole_gang)
-        self.project.queued = QueuedRest(self.cloud, self.queue)
+        self.project.queued = QueuedRest(self.cloud, self.queue, self.engine.reservations.end_of)
         state = self.project.state
         self.cloud.missing = state.missing
         self.service = grpc_service.TpuService(

@@ -45,6 +45,7 @@ class QueuedRecord:
     state: Any = QueuedState.ACCEPTED  # a member of QueuedState
     error: ApiError | None = None
     run_limit: timedelta | None = None  # of its nodes, which are deleted then
+    ends_at: datetime | None = None  # with its reservation of calendar mode
     by_user: bool = False
 
     @property
@@ -87,6 +88,7 @@ class QueuedResources:
         now: datetime,
         request_id: str = "",
         run_limit: timedelta | None = None,
+        ends_at: datetime | None = None,
     ) -> str:
         self._cloud.zone_of(parent)
         if request_id and (parent, request_id) in self._by_request_id:
@@ -111,6 +113,7 @@ class QueuedResources:
             valid_from=valid_from,
             valid_until=valid_until,
             run_limit=run_limit,
+            ends_at=ends_at,
         )
         record.wanted = tuple(self._prepare(record, now))
         over = self._cloud.over_quota(record.wanted)
@@ -221,10 +224,10 @@ class QueuedResources:
             ready = [member.state is State.READY for member in self._nodes(record)]
             if all(ready) and len(ready) == len(record.node_names):
                 record.state = QueuedState.ACTIVE
-                if record.run_limit is not None:
-                    self._cloud.schedule(
-                        at + record.run_limit, lambda later: self._end(record, later)
-                    )
+                limits = [at + record.run_limit] if record.run_limit else []
+                limits += [record.ends_at] if record.ends_at else []
+                if limits:
+                    self._cloud.schedule(min(limits), lambda later: self._end(record, later))
 
     def _node_left(self, node: NodeRecord, at: datetime) -> None:
         record = self.records.get(node.queued_resource)
@@ -246,7 +249,7 @@ class QueuedResources:
                 record.by_user = not reclaimed
 
     def _end(self, record: QueuedRecord, at: datetime) -> None:
-        """The run duration of flex-start is over."""
+        """The run duration of flex-start is over, or its reservation."""
         if self.records.get(record.name) is not record or record.state is not QueuedState.ACTIVE:
             return
         record.state = QueuedState.SUSPENDING

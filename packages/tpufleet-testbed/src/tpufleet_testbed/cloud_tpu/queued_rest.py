@@ -4,9 +4,9 @@ tpu.googleapis.com, version v2alpha1; cloud.google.com/tpu/docs/request-using-fl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from google.cloud.tpu_v2.types import cloud_tpu
@@ -25,9 +25,14 @@ Answer = tuple[int, dict[str, Any]]
 
 
 class QueuedRest:
-    def __init__(self, cloud: Cloud, queue: QueuedResources) -> None:
+    def __init__(
+        self, cloud: Cloud, queue: QueuedResources,
+        reservation_end: Callable[[str, str], datetime | None],
+    ) -> None:  # fmt: skip
+        """`reservation_end`: of one in a zone, if it is of calendar mode."""
         self._cloud = cloud
         self._queue = queue
+        self._reservation_end = reservation_end
         self.requests: list[dict[str, Any]] = []  # bodies, in order
 
     def create(self, parent: str, query: Mapping[str, str], body: dict[str, Any]) -> Answer:
@@ -36,9 +41,11 @@ class QueuedRest:
             with self._cloud.lock:
                 now = self._cloud.run_due()
                 request, run_limit = _parsed(body)
+                zone, _, reservation = request.reservation_name.partition("/reservations/")
+                ends_at = self._reservation_end(zone.rpartition("/")[2], reservation)
                 name = self._queue.create(
                     parent, query.get("queuedResourceId", ""), request, now,
-                    query.get("requestId", ""), run_limit,
+                    query.get("requestId", ""), run_limit, ends_at,
                 )  # fmt: skip
                 return 200, json_format.MessageToDict(self._cloud.operations.get(name))
         except ApiError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tpufleet.controller import observe, server_contact
 from tpufleet.controller.provider_calls import CallKind, CallResult, ProviderCalls
@@ -243,6 +243,9 @@ class ObservationApplier:
                 self._working_set.bootstrap[tpu_slice.id] = cloud.bootstrap
                 after = slice_observation.apply_cloud_slice(tpu_slice, cloud, now)
                 after = self._apply_maintenance(after, cloud, now)
+                job = self._working_set.jobs.get(tpu_slice.job_id) if tpu_slice.job_id else None
+                grace = job.spec.grace if job is not None else timedelta(0)
+                after = slice_observation.apply_end(after, cloud, grace, now)
                 if after is not tpu_slice and after.loss in (
                     LossReason.REFUSED,
                     LossReason.BOOT_FAILED,

@@ -72,6 +72,7 @@ def no_capacity_within(age: timedelta) -> str:
 
 
 RUN_ENDED = "the run duration of flex-start is over"
+RESERVATION_ENDED = "the reservation ended"
 
 
 def refuse_adoption(order: Order, provider: str) -> None:

@@ -317,7 +317,8 @@ def test_the_end_of_the_run_duration_of_flex_start_is_no_fault_of_the_job(worlds
     world = worlds()
     world.reopen(max_run_duration=HOUR)
     world.provider.request(ordered("a", capacity=Capacity.QUEUED, accelerator=accelerator))
-    becomes(world, "a", CloudState.UP)
+    left = becomes(world, "a", CloudState.UP).ends_at - world.clock.now()
+    assert timedelta(minutes=50) < left <= HOUR
     world.pass_time(3700)
     ended = becomes(world, "a", CloudState.PREEMPTED)
     assert "the run duration of flex-start is over" in ended.message
@@ -332,14 +333,17 @@ def test_a_reservation_grants_what_it_holds_until_it_ends(worlds):
     )
     world = worlds(reservations=(held,))
     world.reopen(reservation="calendar")
+    end = world.clock.now() + timedelta(hours=2)
     world.provider.request(ordered("a", capacity=Capacity.RESERVED))
-    becomes(world, "a", CloudState.UP)
+    assert becomes(world, "a", CloudState.UP).ends_at == end
     world.provider.request(ordered("b", capacity=Capacity.RESERVED))
     refused = becomes(world, "b", CloudState.REFUSED)
     assert refused.refusal is RefusalKind.CAPACITY
     assert "does not have available resources" in refused.message
     world.pass_time(2 * 3600)
     assert "the reservation ended" in becomes(world, "a", CloudState.PREEMPTED).message
+    with pytest.raises(NoCapacity, match=f"ended at {end:%Y-%m-%d %H:%M}"):
+        world.provider.request(ordered("c", capacity=Capacity.RESERVED))
 
 
 def test_a_reservation_of_calendar_mode_is_waited_for_until_google_has_made_it(worlds):

@@ -70,7 +70,8 @@ def test_the_end_of_the_run_duration_is_no_fault_of_the_job_and_leaves_nothing(w
     world = worlds()
     world.reopen(max_run_duration=HOUR)
     world.provider.request(order("a", capacity=Capacity.QUEUED))
-    becomes(world, "a", CloudState.UP)
+    created_at = world.clock.now()
+    assert becomes(world, "a", CloudState.UP).ends_at == created_at + HOUR
     world.pass_time(3600)
     ended = becomes(world, "a", CloudState.PREEMPTED)
     assert "the run duration of flex-start is over" in ended.message
@@ -123,6 +124,29 @@ def test_a_reservation_of_calendar_mode_is_waited_for_until_it_begins(worlds):
     world.pass_time(3600 + 121)
     world.provider.request(reserved)
     becomes(world, "a", CloudState.UP)
+
+
+def test_a_reservation_of_calendar_mode_ends_what_is_bound_to_it_at_a_known_time(worlds):
+    held = ReservedCapacity(name="held", zone=ZONE, machine="ct5p-hightpu-4t", vms=4, until=HOUR)
+    world = worlds(plan=CloudFaultPlan(compute=ComputeFaultPlan(reservations=(held,))))
+    world.reopen(reservation="held")
+    end = world.clock.now() + HOUR
+    reserved, other = (
+        order(name, accelerator="v5p-8", capacity=Capacity.RESERVED) for name in ("a", "b")
+    )
+    world.provider.request(reserved)
+    assert becomes(world, "a", CloudState.UP).ends_at == end
+    world.pass_time(50 * 60)
+    with pytest.raises(NoCapacity, match=f"ends at {end:%Y-%m-%d %H:%M}"):
+        world.provider.request(other)
+    world.pass_time(10 * 60)
+    world.reopen()
+    assert "the reservation ended" in becomes(world, "a", CloudState.PREEMPTED).message
+    with pytest.raises(NoCapacity, match=f"ended at {end:%Y-%m-%d %H:%M}"):
+        world.provider.request(other)
+    world.provider.release(SliceId("a"), ZONE)
+    world.pass_time(60)
+    assert world.listed() == {} and world.queued("a") is None
 
 
 def test_refusals_are_those_of_the_api(worlds):

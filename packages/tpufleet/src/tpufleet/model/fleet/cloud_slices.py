@@ -40,6 +40,7 @@ class CloudSlice(msgspec.Struct, frozen=True, kw_only=True):
     loss: LossReason | None = None  # where the provider knows more than the state says
     refusal: RefusalKind = RefusalKind.CAPACITY  # why, if the state is REFUSED
     maintenance_at: datetime | None = None  # announced, not begun
+    ends_at: datetime | None = None  # its machines are deleted then, by its reservation or run time
     capacity: Capacity | None = None  # of an adopted node; else the one that was requested
     bootstrap: tuple[BootstrapReport, ...] = ()  # of hosts whose agents have not connected
 

@@ -80,6 +80,7 @@ class TpuSlice:
     lost_at: datetime | None = None  # when the loss was detected, or it was released
     gone_at: datetime | None = None
     maintenance_at: datetime | None = None  # of its machines, as the provider announced it
+    ends_at: datetime | None = None  # the cloud deletes its machines then
     reserved_for: str | None = None  # after a failure, its owner can look at it before it is reused
     reserved_until: datetime | None = None
     last_owner: str | None = None  # of the job that gave it back to its pool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.fleet.hosts import NoticeKind
@@ -12,6 +12,8 @@ from tpufleet.model.values.records import replace
 from tpufleet.policy.recovery.job_step import release_slice
 from tpufleet.policy.recovery.liveness import AGENT_LEASE
 
+# Before its end a slice is listed, its agents are told, and its machines shut down.
+END_MARGIN = timedelta(minutes=2)
 _NOTICES = {
     NoticeKind.PREEMPTED: LossReason.PREEMPTED,
     NoticeKind.MAINTENANCE: LossReason.MAINTENANCE,
@@ -71,6 +73,21 @@ def apply_maintenance(tpu_slice: TpuSlice, cloud: CloudSlice) -> tuple[TpuSlice,
         message = f"maintenance is planned for {planned:%Y-%m-%d %H:%M} UTC"
     shown = message if planned is not None and tpu_slice.state is SliceState.READY else None
     return replace(tpu_slice, maintenance_at=planned, reason=shown or tpu_slice.reason), message
+
+
+def apply_end(tpu_slice: TpuSlice, cloud: CloudSlice, grace: timedelta, now: datetime) -> TpuSlice:
+    """The slice as its known end comes near: a job that needs `grace` to save is stopped before. A
+    short run is used for at least half of its time."""
+    if not tpu_slice.live or cloud.ends_at is None:
+        return tpu_slice
+    if cloud.ends_at != tpu_slice.ends_at:
+        tpu_slice = replace(tpu_slice, ends_at=cloud.ends_at)
+    run = cloud.ends_at - (tpu_slice.up_at or tpu_slice.requested_at)
+    if now < cloud.ends_at - min(grace + END_MARGIN, run / 2):
+        return tpu_slice
+    what = "its reservation" if tpu_slice.capacity is Capacity.RESERVED else "its run duration"
+    message = f"{what} ends at {cloud.ends_at:%Y-%m-%d %H:%M} UTC"
+    return apply_notice(tpu_slice, NoticeKind.PREEMPTED, now, message)
 
 
 def apply_missing(tpu_slice: TpuSlice, now: datetime) -> TpuSlice:

@@ -20,7 +20,7 @@ PAGE_SIZE = "500"
 # An instance carries its metadata, startup script included: 20 kB that no listing needs.
 INSTANCE_FIELDS = (
     "items(name,status,labels,creationTimestamp,scheduling/provisioningModel,"
-    "resourceStatus/upcomingMaintenance),nextPageToken,warning(code)"
+    "resourceStatus(scheduling,upcomingMaintenance)),nextPageToken,warning(code)"
 )
 PARALLEL_READS = 16
 MAX_HOSTS_READ = 64  # of one slice, for its bootstrap reports

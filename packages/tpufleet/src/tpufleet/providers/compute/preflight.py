@@ -17,7 +17,7 @@ from tpufleet.providers.compute.requests import MACHINES
 from tpufleet.providers.compute.settings import ComputeSettings
 from tpufleet.providers.tpu_vm.preflight import Preflight
 from tpufleet.providers.tpu_vm.preflight_accounts import unknown
-from tpufleet.providers.tpu_vm.reservations import begin_of
+from tpufleet.providers.tpu_vm.reservations import begin_of, windows
 
 # cloud.google.com/compute/docs/tpus/quickstart-create-tpu-multi-host-slice; the fine-grained set is
 # of the methods that the server calls (compute/docs/access/iam).
@@ -101,7 +101,8 @@ class ComputePreflight(Preflight):
         if not found or found[0][1].missing:
             for zone in self._known_zones():
                 scope = f"compute/v1/projects/{owner}/zones/{zone}"
-                begin = begin_of(self._rest, scope, wanted.name, SystemClock().now())
+                spans = windows(self._rest, scope, wanted.name)
+                begin = begin_of(spans, SystemClock().now())
                 if begin is not None:
                     return ok(name, f"begins at {begin:%Y-%m-%d %H:%M} UTC")
             return failed(name, f"{wanted.name} not found", command)

@@ -199,7 +199,7 @@ class ComputeProvider:
         bound = True
         if order.capacity is Capacity.RESERVED:
             # One that cannot be read is taken for one that binds, as on Google's page of TPUs.
-            bound = self._reservations.begun(order.zone, now).binds is not False
+            bound = self._reservations.usable(order, now).binds is not False
         template = requests.template(order, accelerator, self._settings, bound=bound)
         self._shared.ensure(location, location.template(template["name"]), template, now)
         return str(template["name"])

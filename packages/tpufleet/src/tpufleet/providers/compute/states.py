@@ -18,7 +18,7 @@ from tpufleet.model.fleet.cloud_slices import CloudState
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.fleet.pools import RefusalKind, refusal_kind
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.providers.base import RUN_ENDED, no_capacity_within
+from tpufleet.providers.base import RESERVATION_ENDED, RUN_ENDED, no_capacity_within
 from tpufleet.providers.compute import error_mapping
 
 Json = Mapping[str, Any]
@@ -41,6 +41,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     fenced: bool = False
     notice: NoticeKind | None = None
     maintenance_at: datetime | None = None
+    ends_at: datetime | None = None
 
 
 def of_instance(instance: Json, capacity: Capacity) -> Observation:
@@ -142,14 +143,22 @@ def moment(text: Any, default: datetime) -> datetime:
 def _up(instances: Sequence[Json]) -> Observation:
     """With what Google announces for the VMs: scheduled maintenance stops all of a slice."""
     starts: list[datetime] = []
+    ends: list[datetime] = []
     for instance in instances:
-        planned: Json = (instance.get("resourceStatus") or {}).get("upcomingMaintenance") or {}
+        status: Json = instance.get("resourceStatus") or {}
+        if end := (status.get("scheduling") or {}).get("terminationTimestamp"):
+            ends.append(moment(end, datetime.max))
+        planned: Json = status.get("upcomingMaintenance") or {}
         if planned.get("maintenanceStatus") == "ONGOING":
             notice = NoticeKind.MAINTENANCE
             return Observation(state=CloudState.UP, notice=notice, message="maintenance has begun")
         if start := planned.get("windowStartTime"):
             starts.append(moment(start, datetime.max))
-    return Observation(state=CloudState.UP, maintenance_at=min(starts, default=None))
+    return Observation(
+        state=CloudState.UP,
+        maintenance_at=min(starts, default=None),
+        ends_at=min(ends, default=None),
+    )
 
 
 def _waiting(
@@ -186,7 +195,7 @@ def _lost(capacity: Capacity, what: str, fenced: bool) -> Observation:
         Capacity.SPOT: f"preempted: {what} stopped",
         Capacity.ON_DEMAND: f"{what} stopped",
         Capacity.QUEUED: f"{what} were deleted: {RUN_ENDED}",
-        Capacity.RESERVED: f"{what} were deleted: the reservation ended",
+        Capacity.RESERVED: f"{what} were deleted: {RESERVATION_ENDED}",
     }
     notice = NoticeKind.PREEMPTED if capacity is Capacity.SPOT else None
     return Observation(state=state, message=reasons[capacity], fenced=fenced, notice=notice)

@@ -278,6 +278,7 @@ class ZoneObserver:
             fenced=seen.fenced,
             notice=seen.notice,
             maintenance_at=seen.maintenance_at,
+            ends_at=seen.ends_at,
         )
 
     def _with_quota(

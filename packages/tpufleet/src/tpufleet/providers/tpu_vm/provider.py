@@ -75,6 +75,7 @@ class TpuVmProvider:
                 self._pending,
                 fleet,
                 lambda: maintenance.connect(settings.endpoint),
+                self._reservations,
             )
             for zone in settings.zones
         }
@@ -219,7 +220,7 @@ class TpuVmProvider:
         if requests.is_flex_start(order.capacity, self._settings):
             return alpha_queue.FLEX_START
         reserved = order.capacity is Capacity.RESERVED and self._settings.reservation
-        if reserved and self._reservations.begun(order.zone, self._clock.now()).binds:
+        if reserved and self._reservations.usable(order, self._clock.now()).binds:
             return alpha_queue.RESERVATION_BOUND
         return ""
 

@@ -7,7 +7,7 @@ other is used by ordinary VMs that name it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,8 +15,11 @@ import msgspec
 
 from tpufleet.errors import BadInput, NoCapacity
 from tpufleet.model.fleet import compute_reservations
+from tpufleet.providers.base import Order
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 
+# What ends sooner is not worth a request: a host boots for 2 to 8 minutes.
+LEAST_USE = timedelta(minutes=15)
 READ_INTERVAL = timedelta(minutes=10)
 LATE_INTERVAL = timedelta(seconds=30)  # after its start: the time is paid for
 _REFUSED = ("CANCELLED", "DECLINED", "FAILED")
@@ -28,6 +31,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime  # then it is read again
     binds: bool | None = None  # None: it cannot be read
     begins_at: datetime | None = None  # calendar mode has not made it yet
+    ends_at: datetime | None = None  # with what is bound to it
 
 
 class ReservationReader:
@@ -37,15 +41,23 @@ class ReservationReader:
         self._reservation = reservation
         self._known: dict[str, Reservation] = {}  # by zone
 
-    def begun(self, zone: str, now: datetime) -> Reservation:
-        """NoCapacity until Google has made it."""
+    def usable(self, order: Order, now: datetime) -> Reservation:
+        """NoCapacity until Google has made it, and from shortly before its end."""
+        known = self.known(order.zone, now)
+        why = ""
+        if known.begins_at is not None:
+            why = f"begins at {known.begins_at:%Y-%m-%d %H:%M} UTC; Google has not made it yet"
+        elif known.ends_at is not None and now >= known.ends_at - order.grace - LEAST_USE:
+            verb = "ended" if now >= known.ends_at else "ends"
+            why = f"{verb} at {known.ends_at:%Y-%m-%d %H:%M} UTC"
+        if why:
+            raise NoCapacity(f"reservation {self._reservation} {why}", until=known.until)
+        return known
+
+    def known(self, zone: str, now: datetime) -> Reservation:
         known = self._known.get(zone)
         if known is None or now >= known.until:
             known = self._known[zone] = self._read(zone, now)
-        if known.begins_at is not None:
-            begin = f"begins at {known.begins_at:%Y-%m-%d %H:%M} UTC"
-            message = f"reservation {self._reservation} {begin}; Google has not made it yet"
-            raise NoCapacity(message, until=known.until)
         return known
 
     def _read(self, zone: str, now: datetime) -> Reservation:
@@ -58,33 +70,41 @@ class ReservationReader:
         rest = self._rest()
         found = rest.get("compute", f"{scope}/reservations/{named.name}")
         if found.missing:
-            begins_at = begin_of(rest, scope, named.name, now)
+            begins_at = begin_of(spans := windows(rest, scope, named.name), now)
             if begins_at is not None:
                 until = min(max(begins_at, now + LATE_INTERVAL), until)
-            return Reservation(until=until, begins_at=begins_at)
+                return Reservation(until=until, begins_at=begins_at)
+            ended_at = max((end for _, end in spans), default=None)
+            return Reservation(until=until, ends_at=ended_at)
         if found.status != 200:
             return Reservation(until=until)
+        end = found.body.get("deleteAtTime")
+        ends_at = datetime.fromisoformat(end) if end else None
         if found.body.get("deploymentType") == "DENSE":
-            return Reservation(until=until, binds=True)
-        if not found.body.get("deleteAtTime"):  # as calendar mode always has
+            return Reservation(until=until, binds=True, ends_at=ends_at)
+        if ends_at is None:  # calendar mode always has one
             return Reservation(until=until, binds=False)
         requests = _calendar(rest, scope)
         if requests is None:
             return Reservation(until=until)
         binds = any(_makes(request, named.name) for request in requests)
-        return Reservation(until=until, binds=binds)
+        return Reservation(until=until, binds=binds, ends_at=ends_at if binds else None)
 
 
-def begin_of(rest: GoogleRest, scope: str, name: str, now: datetime) -> datetime | None:
+def begin_of(spans: Sequence[tuple[datetime, datetime]], now: datetime) -> datetime | None:
     """Of a reservation that calendar mode has not made yet: it does so at its start
     (cloud.google.com/compute/docs/instances/future-reservations-overview), or a little later."""
-    windows = [
+    return min((start for start, end in spans if end > now), default=None)
+
+
+def windows(rest: GoogleRest, scope: str, name: str) -> list[tuple[datetime, datetime]]:
+    """Starts and ends of a reservation of calendar mode, also past ones."""
+    return [
         _window(request)
         for request in _calendar(rest, scope) or ()
         if request.get("reservationName") == name
         and (request.get("status") or {}).get("procurementStatus") not in _REFUSED
     ]
-    return min((start for start, end in windows if end > now), default=None)
 
 
 def _window(request: Mapping[str, Any]) -> tuple[datetime, datetime]:

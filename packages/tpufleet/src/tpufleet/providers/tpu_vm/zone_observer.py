@@ -12,18 +12,20 @@ from typing import Any
 import msgspec
 from google.cloud import tpu_v2
 
+from tpufleet.errors import ProviderError
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.bootstrap import BootstrapReport
 from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.fleet.pools import RefusalKind, refusal_kind
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.jobs import Capacity
-from tpufleet.providers.base import RUN_ENDED
+from tpufleet.providers.base import RESERVATION_ENDED, RUN_ENDED
 from tpufleet.providers.tpu_vm import adoption, error_mapping, naming, requests, states
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.bootstrap_reports import BootstrapReports
 from tpufleet.providers.tpu_vm.maintenance import MaintenanceWindows
 from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
+from tpufleet.providers.tpu_vm.reservations import ReservationReader
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class ZoneObserver:
         pending: PendingCreations,
         fleet: str,
         maintenance: Callable[[], Any] | None = None,
+        reservations: ReservationReader | None = None,
     ) -> None:
         self.zone = zone
         self.location = naming.TpuLocation(project=settings.project, zone=zone)
@@ -68,6 +71,7 @@ class ZoneObserver:
         )
         self._api = api
         self._settings = settings
+        self._reservations = reservations
         self._pending = pending
         self._fleet = naming.label_value(fleet)
         self.view: ZoneView | None = None
@@ -192,6 +196,7 @@ class ZoneObserver:
             notice=notice,
             fenced=node.state in states.FENCED_STATES,
             maintenance_at=self._maintenance.start_of(node.name) if self._maintenance else None,
+            ends_at=None if adopted_as else self._end_of(node.labels, node.create_time, now),
             capacity=states.capacity_of(node) if adopted_as else None,
             bootstrap=self._bootstrap_reports(node, state, now),
         )
@@ -200,6 +205,21 @@ class ZoneObserver:
         return ZoneSlice(
             cloud_slice=cloud, node=node.name, queued=node.queued_resource or None, gang=slices
         )
+
+    def _end_of(
+        self, labels: Mapping[str, str], created_at: datetime | None, now: datetime
+    ) -> datetime | None:
+        """When Google deletes what was requested with these labels."""
+        capacity, settings = Capacity(labels.get(naming.CAPACITY, Capacity.SPOT)), self._settings
+        if capacity is Capacity.QUEUED and settings.max_run_duration and created_at:
+            return created_at + settings.max_run_duration
+        if capacity is not Capacity.RESERVED or not settings.reservation or not self._reservations:
+            return None
+        try:
+            return self._reservations.known(self.zone, now).ends_at
+        except ProviderError as error:
+            log.warning("cannot read reservation %s: %s", settings.reservation, error)
+            return None
 
     def _bootstrap_reports(
         self, node: tpu_v2.Node, state: CloudState, now: datetime
@@ -223,10 +243,10 @@ class ZoneObserver:
         capacity = template.labels.get(naming.CAPACITY, Capacity.SPOT)
         timeout = requests.queue_timeout(Capacity(capacity), self._settings)
         state, message, kind = states.queued_state(queued, timeout, now)
-        if state is CloudState.PREEMPTED and requests.is_flex_start(
-            Capacity(capacity), self._settings
-        ):
-            message = RUN_ENDED
+        end = self._end_of(template.labels, queued.create_time, now)
+        if state is CloudState.PREEMPTED and end is not None and now >= end:
+            reserved = capacity == Capacity.RESERVED
+            message = RESERVATION_ENDED if reserved else RUN_ENDED
         active = queue_state in (states.QueuedState.ACTIVE, states.QueuedState.PROVISIONING)
         has_nodes = any(slice_id in observed for slice_id in slices)
         slices_queued = []

@@ -132,7 +132,8 @@ def _explain_running(
     details += _setup_details(store, attempts[-1])
     details += _recovery_details(attempts)
     details += _growth_details(store, job, attempts, now)
-    silent = [each for each in store.slices(job_id=job.id) if each.silent_since is not None]
+    held = store.slices(job_id=job.id)
+    silent = [each for each in held if each.silent_since is not None]
     details += [_describe_slice(each, now) for each in queries.slice_rows(store, silent, now)]
     if row.progress is not None:
         details.append(describe_progress(row.progress, now))
@@ -140,6 +141,12 @@ def _explain_running(
             never = output_at == attempts[-1].running_at
             output = "no output of host 0 for {}" if never else "last output of host 0 {} ago"
             details.append(output.format(format_duration(now - output_at)))
+    end = min((each.ends_at for each in held if each.ends_at is not None), default=None)
+    if end is not None:
+        details.append(
+            f"its capacity ends in {format_duration(end - now)}, at {end:%Y-%m-%d %H:%M} UTC: it "
+            "is asked to save and stop before, and goes on with other capacity"
+        )
     if job.cancel_requested_by is not None:
         details.append(f"cancellation requested by {job.cancel_requested_by}")
     limit = liveness.timeout_at(job, tuple(attempts))
