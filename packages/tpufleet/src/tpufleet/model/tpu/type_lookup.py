@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from functools import cache
 from typing import Annotated, Any
@@ -124,14 +125,18 @@ def suggestion(spelling: str) -> str:
     wanted = spelling.strip().lower()
     stem, _, size = wanted.rpartition("-")
     siblings = [name for name in spellings() if name.rpartition("-")[0] == stem]
-    if siblings and size.isdecimal() and len(size) <= 9:
-        nearest = min(siblings, key=lambda name: abs(int(name.rpartition("-")[2]) - int(size)))
-        chips = all_types()[spellings()[nearest]].chips
-        beyond = int(size) > int(nearest.rpartition("-")[2]) and nearest == max(
-            siblings, key=lambda name: int(name.rpartition("-")[2])
-        )
-        which = f"largest slice has {chips:,} chips:" if beyond else "nearest size is"
-        return f"; the {which} {nearest}"
+    if siblings and re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9}){0,3}", size):
+        largest = max(siblings, key=lambda name: int(name.rpartition("-")[2]))
+        chips = all_types()[spellings()[largest]].chips
+        if "x" in size:
+            beyond = math.prod(map(int, size.split("x"))) > chips
+        else:
+            beyond = int(size) > int(largest.rpartition("-")[2])
+        if beyond:
+            return f"; the largest slice has {chips:,} chips: {largest}"
+        if size.isdecimal():
+            nearest = min(siblings, key=lambda name: abs(int(name.rpartition("-")[2]) - int(size)))
+            return f"; the nearest size is {nearest}"
     generation = next((letter for letter in stem if letter.isdecimal()), "")
     same = [name for name in spellings() if generation and generation in name.rpartition("-")[0]]
     close = difflib.get_close_matches(wanted, same or spellings(), n=1, cutoff=0.5)
