@@ -179,6 +179,19 @@ def test_announced_maintenance_has_a_time_and_one_that_has_begun_is_a_notice():
     assert (begun.state, begun.notice) == (CloudState.UP, NoticeKind.MAINTENANCE)
 
 
+def test_a_slice_ends_with_the_first_of_its_vms():
+    def ending(*moments: str) -> list[dict[str, Any]]:
+        ends = [{"scheduling": {"terminationTimestamp": moment}} for moment in moments]
+        first = zip(UP, ends, strict=False)
+        return [*UP[len(ends) :], *({**vm, "resourceStatus": end} for vm, end in first)]
+
+    soon, late = "2026-11-26T03:00:00Z", "2026-11-26T04:00:00-08:00"
+    up = group(topology="ACTIVE")
+    assert seen(up, ending(late, soon)).ends_at == datetime(2026, 11, 26, 3, tzinfo=UTC)
+    assert seen(up, ending("soon")).ends_at == states.NEVER
+    assert seen(up, UP).ends_at is None
+
+
 def test_slices_requested_together_are_refused_together():
     def each(name: str, state: CloudState, order: str) -> ZoneSlice:
         cloud = CloudSlice(id=SliceId(name), zone="z", state=state, message=f"of {name}")

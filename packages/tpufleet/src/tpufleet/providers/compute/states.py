@@ -7,7 +7,7 @@ slice: its chips cannot work alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ WAITING, COMING = ("PENDING",), ("PROVISIONING", "STAGING", "REPAIRING")
 RUNNING = "RUNNING"
 LEAVING = ("STOPPING", "PENDING_STOP", "SUSPENDING", "DEPROVISIONING")
 WITHOUT_MACHINE = ("STOPPED", "TERMINATED", "SUSPENDED")
+NEVER = datetime.max.replace(tzinfo=UTC)  # for a moment that cannot be read
 # A group that was just made may not show yet that it waits.
 BEGINS_WITHIN = timedelta(minutes=2)
 
@@ -147,13 +148,13 @@ def _up(instances: Sequence[Json]) -> Observation:
     for instance in instances:
         status: Json = instance.get("resourceStatus") or {}
         if end := (status.get("scheduling") or {}).get("terminationTimestamp"):
-            ends.append(moment(end, datetime.max))
+            ends.append(moment(end, NEVER))
         planned: Json = status.get("upcomingMaintenance") or {}
         if planned.get("maintenanceStatus") == "ONGOING":
             notice = NoticeKind.MAINTENANCE
             return Observation(state=CloudState.UP, notice=notice, message="maintenance has begun")
         if start := planned.get("windowStartTime"):
-            starts.append(moment(start, datetime.max))
+            starts.append(moment(start, NEVER))
     return Observation(
         state=CloudState.UP,
         maintenance_at=min(starts, default=None),
