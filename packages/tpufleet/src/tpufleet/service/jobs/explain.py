@@ -141,11 +141,11 @@ def _explain_running(
             never = output_at == attempts[-1].running_at
             output = "no output of host 0 for {}" if never else "last output of host 0 {} ago"
             details.append(output.format(format_duration(now - output_at)))
-    end = min((each.ends_at for each in held if each.ends_at is not None), default=None)
-    if end is not None:
+    ends = [each.ends_at for each in held if each.id in attempts[-1].slices and each.ends_at]
+    if (end := min(ends, default=None)) is not None:
         details.append(
             f"its capacity ends in {format_duration(end - now)}, at {end:%Y-%m-%d %H:%M} UTC: it "
-            "is asked to save and stop before, and goes on with other capacity"
+            "is asked to save and stop before, and continues on other capacity"
         )
     if job.cancel_requested_by is not None:
         details.append(f"cancellation requested by {job.cancel_requested_by}")
