@@ -92,6 +92,7 @@ def test_a_job_saves_before_its_reservation_ends_and_goes_on_with_other_capacity
     assert not cloud.existing()
 
 
+@pytest.mark.slow
 def test_a_job_that_may_use_nothing_else_waits_and_says_for_what(clouds):
     fleet, cloud = clouds(reservation="held")
     end = fleet.clock.now() + WINDOW
@@ -105,6 +106,7 @@ def test_a_job_that_may_use_nothing_else_waits_and_says_for_what(clouds):
     assert fleet.attempts(job) == ["preempted"], "nothing was requested that would end at once"
 
 
+@pytest.mark.slow
 def test_a_job_saves_before_its_run_duration_ends_and_runs_again(clouds):
     fleet, cloud = clouds(max_run_duration=minutes(10))
     job = submit(fleet, cloud, "queued", steps=500)
