@@ -268,8 +268,9 @@ def test_a_job_finishes_although_the_replica_that_leads_is_killed(overlay, stora
             return "\n".join((why, *(each.log() for each in replicas)))
 
         wait_until(lambda: "line 5\n" in person.ok("logs", job_id), 90, describe, interval=0.3)
-        leader = person.json("status")["controller"]["holder"]
-        index = [str(each.process.pid) for each in replicas].index(leader.split(":")[1])
+        report = clients[0].status().controller
+        assert report is not None
+        index = [str(each.process.pid) for each in replicas].index(report.holder.split(":")[1])
         replicas[index].kill()
         survivor, left = clients[1 - index], replicas[1 - index]
         wait_until(lambda: survivor.job(job_id).row.ended_at, 120, describe, interval=0.5)
