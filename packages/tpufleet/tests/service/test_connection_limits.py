@@ -107,13 +107,14 @@ def test_a_client_that_does_not_finish_its_body_is_disconnected(service, monkeyp
 
 
 def test_a_slow_upload_that_makes_progress_is_not_disconnected(service, monkeypatch):
-    monkeypatch.setattr(routing, "BODY_GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(routing, "BODY_BYTES_PER_SECOND", 10)
+    """It takes longer than the grace time. Each part allows for a machine that stands still."""
+    monkeypatch.setattr(routing, "BODY_GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(routing, "BODY_BYTES_PER_SECOND", 1)
 
     def chunks() -> Iterator[bytes]:
-        for _ in range(8):
-            time.sleep(0.3)  # a slow network, not a wait for something
+        for _ in range(10):
             yield b'{"jobs": '
+            time.sleep(0.3)  # a slow network, not a wait for something
 
     with service.http(service.tokens["mel"]) as http:
         assert http.post("/jobs", content=chunks(), timeout=900).status_code == 400
