@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from tests import fake_gcs, postgres, yaml_documents
 from tests.k8s.test_manifests import kubectl
 from tests.polling import wait_until
+from tests.ports import free_port
 from tests.views.cli_runner import Tpu
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError
@@ -84,11 +85,6 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
                 each.shutdown(socket.SHUT_RDWR)
             except OSError:
                 continue
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 class Replica:

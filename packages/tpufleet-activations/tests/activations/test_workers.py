@@ -10,7 +10,6 @@ import queue
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ import pytest
 from tests.activations.test_decoder import FIXTURES, QWEN
 from tests.activations.test_decoder import run as forward_pass
 from tests.activations.tiny_model import SMALL_DEVICES, write_tokenizer
+from tests.ports import free_port
 from tpufleet.errors import BadInput, Conflict, FleetError
 from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
@@ -676,9 +676,7 @@ print("done", process, len(jax.devices()), flush=True)
 def test_two_processes_with_four_devices_each_equal_one_process(make, tmp_path):
     alone, together = make("alone"), make("together")
     extraction.run(alone, settings(mesh={"data": 4, "fsdp": 2}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     flags = SMALL_DEVICES["XLA_FLAGS"].replace("count=8", "count=4")
     environment = {**os.environ, **SMALL_DEVICES, "XLA_FLAGS": flags}
     processes = [

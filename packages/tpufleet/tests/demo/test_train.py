@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.polling import wait_until
+from tests.ports import free_port
 
 pytest.importorskip("jax")
 
@@ -101,12 +101,6 @@ def runner(tmp_path: Path):
     runner = GangRunner(tmp_path)
     yield runner
     runner.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.slow

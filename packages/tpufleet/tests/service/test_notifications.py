@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.contract.fake_store import FakeStore
+from tests.ports import free_port
 from tests.views.job_scenarios import record_event
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, Unreachable
@@ -516,12 +517,6 @@ class Mailbox:
     async def handle_DATA(self, server, session, envelope) -> str:
         self.messages.append(envelope)
         return "250 OK"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @pytest.fixture
