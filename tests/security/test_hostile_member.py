@@ -54,6 +54,7 @@ def victim(lab: Lab) -> str:
         client.put_secret("KEY", SECRET)
     job = lab.submit("vic", "victim.py", secrets={"KEY": "KEY"})
     lab.wait_for_line(job, "ready")
+    lab.wait_for_state(job, "running")  # from then on its row does not change
     return job
 
 
