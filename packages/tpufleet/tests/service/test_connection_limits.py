@@ -15,6 +15,7 @@ import pytest
 from tests.polling import wait_until
 from tests.server_process import Server
 from tests.service.harness import SECRET
+from tpufleet.client.agents import HEARTBEAT_TIMEOUT
 from tpufleet.model.fleet.agent_protocol import Heartbeat, HeartbeatReply
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.fleet.slices import SliceId
@@ -84,7 +85,7 @@ def test_heartbeats_are_answered_while_many_connections_are_slow(server, sent):
                 base_url=server.url, verify=False, trust_env=False, timeout=900
             ) as fresh:
                 waits.append(beat(fresh, server.home))
-    assert max(waits) < 5, waits
+    assert max(waits) < HEARTBEAT_TIMEOUT.read, waits  # after which an agent gives up
     assert log.stat().st_size - size < 1_000_000
 
 
