@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 import urllib.request
@@ -14,6 +13,7 @@ import pytest
 
 from scripts import build_servers
 from tests.polling import Patience
+from tests.ports import free_port
 
 
 def installed() -> str | None:
@@ -32,9 +32,7 @@ def binary() -> str:
 @contextmanager
 def server(host: str = "127.0.0.1") -> Iterator[str]:
     """Yields its URL, for STORAGE_EMULATOR_HOST. `host` is an address of this machine."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://{host}:{port}"
     process = subprocess.Popen(
         [binary(), "-scheme", "http", "-host", host, "-port", str(port),

@@ -66,7 +66,7 @@ def test_nothing_is_lost_doubled_or_left_after_several_faults(postgres, tmp_path
         1, tmp_path, postgres, faults, counts, burst=4, steps=16, longest_pause=1.0
     )
     assert counts["(acknowledged jobs)"] == 8
-    assert counts[MISSED] <= len(faults) // 10, counts  # a loaded machine may have nothing to hit
+    assert counts[MISSED] <= 1, counts  # a loaded machine may have nothing to hit
 
 
 def test_faults_beside_another_do_not_hide_how_many_missed():

@@ -38,7 +38,7 @@ def server(disk: SmallDisk) -> Iterator[Server]:
 
 
 def readiness(server: Server) -> tuple[int, str]:
-    answer = httpx.get(f"{server.url}/readyz", trust_env=False)
+    answer = httpx.get(f"{server.url}/readyz", timeout=900, trust_env=False)
     return answer.status_code, answer.text
 
 

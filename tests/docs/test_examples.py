@@ -70,7 +70,7 @@ def test_hello_is_said_by_every_host(server):
 
 
 def test_the_plain_program_survives_a_preemption_and_counts_right(server):
-    job = submit(server, "plain/job.yaml", "--set", "env.PAUSE=0.2")
+    job = submit(server, "plain/job.yaml", "--set", "env.PAUSE=0.4")
     folder = Path(server.client.job(job).job.checkpoint)
     wait_until(lambda: any(folder.glob("step_*.json")), WITHIN, server.log_tail)
     server.client.inject_fault(server.client.job(job).slices[0].id, "preempt")

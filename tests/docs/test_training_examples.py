@@ -245,7 +245,7 @@ def test_a_sweep_finds_the_best_rate_and_compare_shows_it(server):
 @pytest.mark.slow
 def test_batch_inference_counts_every_unit_once_though_a_slice_is_preempted(server, tmp_path):
     out = tmp_path / "predictions"
-    command = json.dumps(["python", "infer.py", f"out={out}", "units=12", "unit_seconds=0.3"])
+    command = json.dumps(["python", "infer.py", f"out={out}", "units=12", "unit_seconds=1"])
     fields = {"command": command, "accelerator": "v5e-4"}
     job = submit(server, "batch/job.yaml", *set_options(**fields))
 

@@ -28,7 +28,8 @@ from tests.environment.test_helm_chart import helm
 from tests.k8s.rigs import Rig, eventually
 from tests.k8s.test_manifests import third_party_crds
 from tests.k8s.test_roles import account
-from tests.k8s.test_shipped_replicas import Replica, free_port, render
+from tests.k8s.test_shipped_replicas import Replica, render
+from tests.ports import free_port
 from tests.views.cli_runner import Tpu
 from tpufleet.errors import FleetError
 from tpufleet.kubernetes.connections import POD, SECRET

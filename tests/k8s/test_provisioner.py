@@ -36,7 +36,8 @@ def test_two_slices_get_pools_run_to_completion_and_leave_nothing(rig):
     assert {node["metadata"]["labels"][label_keys.OWNER_NAME] for node in nodes(rig)} == {"train"}
     for asked in ("healthz", "readyz"):
         eventually(lambda path=asked: rig.page(path) == "ok\n", 60, rig.describe)
-    assert 'tpu_provisioner_pools{state="running"} 2' in rig.page("metrics")
+    running = 'tpu_provisioner_pools{state="running"} 2'
+    eventually(lambda: running in rig.page("metrics"), 60, rig.describe)
     rig.end_pods("train")
     eventually(lambda: rig.condition("train", "Completed"), 60, rig.describe)
     eventually(lambda: gone(rig), 60, rig.describe)
@@ -44,7 +45,8 @@ def test_two_slices_get_pools_run_to_completion_and_leave_nothing(rig):
     # busy. Without a watch event it would take up to a minute, the idle interval.
     late = [(at - ended_at(rig, "train")).total_seconds() for at in rig.gke.deleted_at.values()]
     assert len(late) == 2 and max(late) < 20
-    assert "tpu_provisioner_deletion_seconds_count 2" in rig.page("metrics")
+    deleted = "tpu_provisioner_deletion_seconds_count 2"
+    eventually(lambda: deleted in rig.page("metrics"), 60, rig.describe)
     assert {"NodePoolCreationStarted", "NodePoolCreationSucceeded"} <= rig.events()
 
 

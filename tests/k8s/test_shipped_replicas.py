@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from tests import fake_gcs, postgres, yaml_documents
 from tests.k8s.test_manifests import kubectl
 from tests.polling import wait_until
+from tests.ports import free_port
 from tests.views.cli_runner import Tpu
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError
@@ -84,11 +85,6 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
                 each.shutdown(socket.SHUT_RDWR)
             except OSError:
                 continue
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 class Replica:
@@ -268,8 +264,9 @@ def test_a_job_finishes_although_the_replica_that_leads_is_killed(overlay, stora
             return "\n".join((why, *(each.log() for each in replicas)))
 
         wait_until(lambda: "line 5\n" in person.ok("logs", job_id), 90, describe, interval=0.3)
-        leader = person.json("status")["controller"]["holder"]
-        index = [str(each.process.pid) for each in replicas].index(leader.split(":")[1])
+        report = clients[0].status().controller
+        assert report is not None
+        index = [str(each.process.pid) for each in replicas].index(report.holder.split(":")[1])
         replicas[index].kill()
         survivor, left = clients[1 - index], replicas[1 - index]
         wait_until(lambda: survivor.job(job_id).row.ended_at, 120, describe, interval=0.5)

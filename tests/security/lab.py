@@ -82,6 +82,10 @@ class Lab:
     def wait_for_line(self, job: str, line: str) -> None:
         wait_until(lambda: line in self.log(job), 300, lambda: self.describe(job))
 
+    def wait_for_state(self, job: str, state: str) -> None:
+        reached = lambda: self.admin.job(job).job.state == state
+        wait_until(reached, 300, lambda: self.describe(job))
+
     def wait_for_end(self, job: str) -> None:
         wait_until(lambda: self.admin.job(job).job.ended, 300, lambda: self.describe(job))
 

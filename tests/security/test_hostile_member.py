@@ -54,6 +54,7 @@ def victim(lab: Lab) -> str:
         client.put_secret("KEY", SECRET)
     job = lab.submit("vic", "victim.py", secrets={"KEY": "KEY"})
     lab.wait_for_line(job, "ready")
+    lab.wait_for_state(job, "running")  # from then on its row does not change
     return job
 
 
@@ -340,7 +341,8 @@ def test_forged_progress_results_and_lines_harm_nobody(lab, victim):
         client.result(job)  # it is a link out of its folder
     assert lab.admin.job(victim).job.state == "running"
     for server in lab.servers:
-        assert httpx.get(f"{server.url}/readyz", verify=False, trust_env=False).status_code == 200
+        ready = httpx.get(f"{server.url}/readyz", verify=False, timeout=900, trust_env=False)
+        assert ready.status_code == 200
         lines = (server.home / "server.log").read_text().splitlines()
         assert not [line for line in lines if line.startswith("2026-01-01")]
     after = lab.submit("vic", "-c", "print('still works')")

@@ -37,7 +37,7 @@ def test_few_descriptors_are_enough(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert os.listdir(tmp_path) == []
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
 def test_many_folders_on_every_level_are_deleted(tmp_path):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import itertools
-import socket
 import subprocess
 import sys
 import time
@@ -22,13 +21,8 @@ import pytest
 from tests import fake_gcs
 from tests.buckets.http_server import QuietHandler, serve
 from tests.polling import Patience
+from tests.ports import free_port
 from tpufleet.runtime import gcs
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def wait_for_server(url: str, process: subprocess.Popen) -> None:

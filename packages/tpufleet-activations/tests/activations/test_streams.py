@@ -19,6 +19,7 @@ import pytest
 
 from tests.activations import stream_worker, synthetic
 from tests.activations.tiny_model import tpu
+from tests.ports import free_port
 from tpufleet.errors import (
     BadInput,
     Conflict,
@@ -585,11 +586,6 @@ def undisturbed(tmp_path, samples):
     for batch in stream(str(folder.path), SITES, **BATCH):
         digest = stream_worker.fold(digest, batch)
     return digest
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize("kind", ["shared memory", "tcp"])

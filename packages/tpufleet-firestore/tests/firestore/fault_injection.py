@@ -129,6 +129,7 @@ class FaultInjector:
 
     def all_ended(self) -> bool:
         """As the user's listener observed it."""
+        self._harness.keep_listening()
         observed = [self._harness.statuses[name] for name in self.names]
         return all(statuses and statuses[-1] in ENDED for statuses in observed)
 

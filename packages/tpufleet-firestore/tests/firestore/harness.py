@@ -61,7 +61,7 @@ class BridgeHarness:
                 if change.type.name != "REMOVED" and (not observed or observed[-1] != status):
                     observed.append(status)
 
-    def _keep_listening(self) -> None:
+    def keep_listening(self) -> None:
         """The emulator gives listeners up, too."""
         if not self._watch.is_active:
             self._watch = self.documents.on_snapshot(self._on_snapshot)
@@ -78,7 +78,7 @@ class BridgeHarness:
             "metadata": {"submitted_by": "ada"},
             **fields,
         }
-        self._keep_listening()
+        self.keep_listening()
         reference = self.documents.document()
         given = {name: value for name, value in document.items() if value is not None}
         with contextlib.suppress(exceptions.AlreadyExists):  # an earlier try did it
@@ -107,7 +107,7 @@ class BridgeHarness:
         observed = self.statuses[document_id]
 
         def ended() -> bool:
-            self._keep_listening()
+            self.keep_listening()
             return bool(observed) and observed[-1] in ENDED
 
         wait_until(ended, 120, lambda: f"{document_id}: {observed}")

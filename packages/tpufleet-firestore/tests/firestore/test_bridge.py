@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from datetime import datetime
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +14,17 @@ from tests.firestore.harness import ORDER, PATIENCE, PROJECT, BridgeHarness
 from tests.server_process import wait_until
 
 SLOW = "print('running', flush=True)\nimport time\ntime.sleep(600)"
+# Runs until the ledger has a line.
+UNTIL_TOLD = """
+import os, time
+while not os.path.getsize({path!r}):
+    time.sleep(0.05)
+result = {result!r}
+"""
+
+
+def until_told(ledger: Path, result: str) -> str:
+    return UNTIL_TOLD.format(path=str(ledger), result=result)
 
 
 def test_a_document_runs_and_receives_its_result(harness: BridgeHarness):
@@ -102,14 +114,14 @@ def test_code_that_prints_infrastructure_errors_is_not_retried(harness: BridgeHa
 def test_a_timeout_is_enforced(harness: BridgeHarness):
     harness.start_bridge()
     code = "import time\nprint('started', time.time())\ntime.sleep(600)"
-    found = harness.wait_ended(harness.add(code, timeout=1))
-    assert found["error"] == "timeout: the code ran longer than 1 s and was stopped"
+    found = harness.wait_ended(harness.add(code, timeout=5))
+    assert found["error"] == "timeout: the code ran longer than 5 s and was stopped"
     log = "".join(harness.server.client.logs(found["bridge"]["job"]))
     # Generous bounds for a busy machine, but far from the ten minutes of the sleep.
-    assert 1 <= found["seconds"] < 60
+    assert 5 <= found["seconds"] < 60
     started = float(log.partition("started ")[2].split()[0])
     assert found["completed_at"].timestamp() - started < 120
-    assert "Timeout (0:00:01)!" in log  # and the stack of the code
+    assert "Timeout (0:00:05)!" in log  # and the stack of the code
 
 
 INVALID = {
@@ -164,12 +176,13 @@ def test_a_client_can_cancel_and_rerun_a_document(harness: BridgeHarness):
     assert (found["result"], found["error"], found["bridge"]["run"]) == ("again", None, 1)
 
 
-def test_a_bridge_takes_over_from_a_dead_one_without_rerunning_code(harness: BridgeHarness):
+def test_a_bridge_takes_over_from_a_dead_one_without_rerunning_code(harness: BridgeHarness, ledger):
     first = harness.start_bridge()
-    name = harness.add("import time\ntime.sleep(4)\nresult = 'whole'")
+    name = harness.add(until_told(ledger, "whole"))
     before = harness.wait_status(name, "running")["bridge"]
     harness.kill(first)
     harness.start_bridge()
+    ledger.write_text("go\n")
     found = harness.wait_ended(name)
     assert (found["status"], found["result"]) == ("completed", "whole")
     assert found["bridge"]["job"] == before["job"]
@@ -203,7 +216,8 @@ def test_a_preempted_job_runs_again_and_completes(harness: BridgeHarness, ledger
     found = harness.wait_ended(name)
     assert (found["status"], found["result"]) == ("completed", "in the end")
     assert ledger.read_text() == "ran\nran\n"
-    assert harness.observed_statuses(name) == ["pending", "scheduled", "running", "completed"]
+    statuses = harness.observed_statuses(name)
+    assert statuses == sorted(statuses, key=ORDER.index) and statuses[-1] == "completed"
 
 
 FORGE = """
@@ -239,7 +253,7 @@ raise ValueError(f'{{got}}; emulator known: {{emulator in values}}')
 @pytest.mark.slow
 def test_code_cannot_forge_the_status_of_any_document(harness: BridgeHarness):
     harness.start_bridge()
-    victim = harness.add(SLOW, timeout=20)
+    victim = harness.add(SLOW)
     job = harness.wait_status(victim, "running")["bridge"]["job"]
     emulator = os.environ["FIRESTORE_EMULATOR_HOST"]
     arguments = (job, PROJECT, harness.documents.id, victim, str(harness.server.home), emulator)
@@ -253,15 +267,17 @@ def test_code_cannot_forge_the_status_of_any_document(harness: BridgeHarness):
     ):
         assert "read the token" not in first
     assert harness.get(victim)["status"] == "running"
-    assert harness.wait_ended(victim)["error"].startswith("timeout: ")
+    harness.server.client.cancel(job)
+    assert harness.wait_ended(victim)["error"].startswith("cancelled: ")
 
 
 @pytest.mark.slow
-def test_a_suspended_bridge_changes_nothing_after_a_takeover(harness: BridgeHarness):
+def test_a_suspended_bridge_changes_nothing_after_a_takeover(harness: BridgeHarness, ledger):
     sleeper = harness.start_bridge()
-    name = harness.add("import time\ntime.sleep(2)\nresult = 'by the other'")
+    name = harness.add(until_told(ledger, "by the other"))
     harness.wait_status(name, "running")
     sleeper.send_signal(signal.SIGSTOP)
+    ledger.write_text("go\n")
     other = harness.start_bridge()
     found = harness.wait_ended(name)
     assert (found["status"], found["bridge"]["fence"]) == ("completed", 1)

@@ -14,6 +14,7 @@ pytest.importorskip(
 from google.api_core.exceptions import InvalidArgument
 
 from tests.firestore.harness import PATIENCE, BridgeHarness
+from tests.firestore.test_bridge import until_told
 from tests.firestore.test_documents import document
 from tpufleet_firestore.bridge import documents
 
@@ -84,7 +85,7 @@ def test_documents_of_every_size_end(harness: BridgeHarness, free_bytes: tuple[i
 @pytest.mark.slow
 def test_documents_that_the_former_worker_left_behind_run(harness: BridgeHarness):
     left = {
-        status: harness.add("result = 'in the end'", status=status, timeout=1)
+        status: harness.add("result = 'in the end'", status=status, timeout=5)
         for status in ("scheduled", "running")
     }
     # Its worker may still be at it: the timeout has not passed.
@@ -99,15 +100,16 @@ def test_documents_that_the_former_worker_left_behind_run(harness: BridgeHarness
 
 
 @pytest.mark.slow
-def test_a_document_that_grows_while_its_code_runs_ends(harness: BridgeHarness):
+def test_a_document_that_grows_while_its_code_runs_ends(harness: BridgeHarness, ledger):
     harness.start_bridge()
-    name = harness.add("import time\ntime.sleep(4)\nresult = 'x' * 5_000", notes="")
+    name = harness.add(until_told(ledger, "x" * 5_000), notes="")
     harness.wait_status(name, "running")
     reference = harness.documents.document(name)
     reference.update({"notes": "x" * 1_030_000}, retry=PATIENCE)
     size = documents.document_bytes(document(name, harness.documents.id, **harness.get(name)))
     free = LIMIT - size - largest_accepted(harness)
     reference.update({"notes": "x" * (1_030_000 + free)}, retry=PATIENCE)
+    ledger.write_text("go\n")
     assert harness.wait_ended(name)["status"] == "failed"
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from tests.ports import free_port
 from tpufleet.model.fleet.agent_protocol import (
     Assignment,
     Heartbeat,
@@ -44,7 +45,7 @@ class FakeControlPlane:
         self.forget_log_after: int | None = None  # drop the log beyond this offset, once
         self._lock = threading.Lock()
         self._server: ThreadingHTTPServer | None = None
-        self._port = 0
+        self._port = free_port()  # nobody else gets it while this server is stopped
         self.listening = False
         self.restart()
 
@@ -64,7 +65,6 @@ class FakeControlPlane:
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), handler)
         self._server.daemon_threads = True
         self._server.block_on_close = False
-        self._port = self._server.server_address[1]
         self.listening = True
         threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True

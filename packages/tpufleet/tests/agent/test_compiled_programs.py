@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from tests.agent.conftest import AgentHarness
 from tests.agent.control_plane import FakeControlPlane
 from tests.agent.test_environment_variables import SETTINGS
 from tests.polling import wait_until
+from tests.ports import free_port
 from tpufleet.agent.workload.compiled_programs import ProgramArchives, open_archives
 from tpufleet.errors import NotFound, Temporary
 from tpufleet.runtime import gcs
@@ -113,9 +113,7 @@ class Gang:
 
     def run(self, number: int, checkpoint: str, until: Callable[[], object]) -> list[str]:
         """What each process says of its programs. They end when `until` is true."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         attempt = f"j1.{number}"
         for index, host in enumerate(self.hosts):
             host.assign_python(

@@ -176,10 +176,12 @@ def test_the_program_survives_an_outage_shorter_than_the_lease(harness):
 
 
 def test_an_expired_lease_stops_the_program_and_is_reported_later(harness):
-    harness.control_plane.lease = timedelta(seconds=1)
     harness.assign_python(PATIENT)
     harness.start()
     harness.wait_for_log("up\n")
+    harness.control_plane.lease = timedelta(seconds=1)
+    count = len(harness.control_plane.heartbeats)
+    wait_until(lambda: len(harness.control_plane.heartbeats) > count + 2)
     harness.control_plane.stop()
     output = harness.work / "j1.0" / "output.log"
     wait_until(lambda: "saving\n" in output.read_text())
@@ -191,11 +193,11 @@ def test_an_expired_lease_stops_the_program_and_is_reported_later(harness):
 
 def test_a_simulated_host_exits_when_the_control_plane_is_gone(harness):
     harness.assign("sh", "-c", "echo up; exec sleep 60")
-    harness.start(server_timeout_seconds=2.0)
+    harness.start(server_timeout_seconds=5.0)
     harness.wait_for_log("up\n")
     harness.control_plane.stop()
     assert harness.wait_for_agent_exit() == 3
-    assert "server unreachable for 2 s" in (harness.work / "j1.0" / "output.log").read_text()
+    assert "server unreachable for 5 s" in (harness.work / "j1.0" / "output.log").read_text()
 
 
 def test_an_invalid_reply_is_retried(harness):
@@ -237,13 +239,13 @@ def test_a_delayed_reply_does_not_undo_a_newer_one(harness):
 
 def test_unreadable_heartbeats_never_stop_the_workload(harness):
     """A server of another release, which answers each heartbeat with 400, longer than the lease."""
-    harness.control_plane.lease = timedelta(seconds=1)
+    harness.control_plane.lease = timedelta(seconds=5)  # longer than the machine stands still
     harness.assign("sh", "-c", "echo started; while ! test -e ../run/go; do sleep 0.05; done")
     harness.start()
     harness.wait_for_phase(Phase.RUNNING)
     harness.control_plane.refused_routes["heartbeat"] = 400
     refused_at = time.monotonic()
-    wait_until(lambda: time.monotonic() > refused_at + 3)
+    wait_until(lambda: time.monotonic() > refused_at + 7)
     del harness.control_plane.refused_routes["heartbeat"]
     (harness.run_dir() / "go").touch()
     assert harness.wait_for_exit().clean

@@ -51,7 +51,9 @@ def test_the_assignment_is_copied_to_a_private_file(environ):
 
 
 def test_the_init_container_waits_for_the_assignment(environ):
-    timer = threading.Timer(0.2, entry(environ).write_text, [ENTRY])
+    draft = entry(environ).with_name("..draft")  # Kubernetes replaces files as a whole, too
+    draft.write_text(ENTRY)
+    timer = threading.Timer(0.2, draft.rename, [entry(environ)])
     timer.start()
     assert pod_entrypoint.wait_for_assignment(environ, timeout=900) == 0
     assert Path(environ["TPUFLEET_SEAT_FILE"]).read_text() == ENTRY

@@ -309,11 +309,11 @@ def test_a_log_that_the_job_has_replaced_is_not_read(tmp_path):
 def test_a_pattern_that_takes_too_long_is_switched_off_with_a_line_in_the_log(tmp_path):
     log = LogFile(tmp_path / "output.log")
     patterns = {"loss": r"loss=(\S+)", "slow": r"((a+)+)b", "step": r"step (\d+)"}
-    metrics = LogMetrics(log, patterns, pattern_seconds=0.2)
+    metrics = LogMetrics(log, patterns, pattern_seconds=3.0)
     log.append(b"step 1 loss=0.5 " + b"a" * 60 + b"\n")
     assert metrics.poll() and metrics.values == {"loss": 0.5, "step": 1.0}
     (note,) = [line for line in log.tail(3) if "metrics: slow is switched off" in line]
-    assert "took more than 0.2 s" in note
+    assert "took more than 3 s" in note
     log.append(b"step 2 loss=0.25 " + b"a" * 60 + b"\n")
     assert metrics.poll() and metrics.values == {"loss": 0.25, "step": 2.0}
     metrics.close()
@@ -330,7 +330,7 @@ def test_the_process_that_searches_for_metrics_ends_with_the_attempt(tmp_path, c
     ended.set()
     reading.watch(ended)
     assert reading.latest.step == 3
-    assert set(psutil.Process().children()) == before
+    assert not set(psutil.Process().children()) - before
 
 
 def replace_with_link(folder, secret):

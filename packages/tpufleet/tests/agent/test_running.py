@@ -54,7 +54,7 @@ def test_setup_and_command_run_in_the_code_folder_and_their_output_is_in_order(h
 
 
 def test_the_phases_are_reported_in_order(harness):
-    harness.assign("sh", "-c", "sleep 0.4", setup=("sh", "-c", "sleep 0.4"))
+    harness.assign("sh", "-c", "sleep 2", setup=("sh", "-c", "sleep 2"))
     harness.start()
     harness.wait_for_exit()
     phases = [heartbeat.phase for heartbeat in harness.control_plane.heartbeats]
@@ -338,8 +338,8 @@ def test_checkpoints_of_a_program_without_reports_are_recognized_by_name(harness
     harness.assign(
         "sh",
         "-c",
-        f"cd {harness.checkpoint}; sleep 1; mkdir checkpoint_120 step_900.orbax-checkpoint-tmp-1;"
-        "sleep 60",
+        f"while ! test -e ../run/go; do sleep 0.05; done; cd {harness.checkpoint};"
+        "mkdir checkpoint_120 step_900.orbax-checkpoint-tmp-1; sleep 60",
     )
     harness.start()
     old = wait_until(
@@ -353,6 +353,7 @@ def test_checkpoints_of_a_program_without_reports_are_recognized_by_name(harness
         )
     )
     assert (old.checkpoint_step, old.at) == (40, None)
+    (harness.run_dir() / "go").touch()
     new = wait_until(lambda: (p := harness.control_plane.heartbeats[-1].progress) and p.at and p)
     assert new.checkpoint_step == 120
 

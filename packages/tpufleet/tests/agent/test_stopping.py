@@ -106,7 +106,7 @@ def test_an_attempt_that_is_no_longer_assigned_is_stopped(harness, next_attempt)
 
 def test_children_that_ignore_sigterm_are_killed_after_the_grace_period(harness):
     harness.assign(
-        "sh", "-c", f"{sys.executable} -c '{STUBBORN}' & wait", grace=timedelta(seconds=0.5)
+        "sh", "-c", f"{sys.executable} -c '{STUBBORN}' & wait", grace=timedelta(seconds=3)
     )
     harness.start()
     harness.wait_for_log("up\n")

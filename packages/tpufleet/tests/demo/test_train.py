@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.polling import wait_until
+from tests.ports import free_port
 
 pytest.importorskip("jax")
 
-SETTINGS = ("steps=24", "checkpoint_every=4", "step_seconds=0.1")
+SETTINGS = ("steps=24", "checkpoint_every=4")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +52,10 @@ class GangRunner:
         self._folder = folder
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, name: str, attempt: int) -> Gang:
+    def start(self, name: str, attempt: int, step_seconds: float = 0.0) -> Gang:
         run_dirs = [self._folder / f"{name}-{attempt}-{index}" for index in range(2)]
         address = f"127.0.0.1:{free_port()}"
+        settings = (*SETTINGS, f"step_seconds={step_seconds}")
         processes = []
         for index, run_dir in enumerate(run_dirs):
             run_dir.mkdir()
@@ -73,7 +74,7 @@ class GangRunner:
             with (run_dir / "log").open("wb") as log:
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "tpufleet.demo.train", *SETTINGS],
+                        [sys.executable, "-m", "tpufleet.demo.train", *settings],
                         env=environment,
                         stdout=log,
                         stderr=subprocess.STDOUT,
@@ -103,24 +104,18 @@ def runner(tmp_path: Path):
     runner.close()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_a_killed_and_stopped_run_ends_like_an_uninterrupted_one(runner):
     uninterrupted = runner.start("uninterrupted", 0)
     assert uninterrupted.wait_for_exit() == [0, 0], uninterrupted.logs()
 
-    killed = runner.start("interrupted", 0)
+    killed = runner.start("interrupted", 0, step_seconds=0.5)
     killed.wait_for_step(6)
     for process in killed.processes:
         process.kill()
     assert killed.wait_for_exit() == [-9, -9]
 
-    stopped = runner.start("interrupted", 1)
+    stopped = runner.start("interrupted", 1, step_seconds=0.5)
     stopped.wait_for_step(9)
     stopped.processes[1].terminate()  # one host receives SIGTERM; all exit after the same step
     assert stopped.wait_for_exit() == [1, 1], stopped.logs()

@@ -94,7 +94,7 @@ def connection(server: BadServer, tmp_path: Path) -> Iterator[Connection]:
     }  # fmt: skip
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps(config))
-    connection = Connection(path, timeout=0.5, watch_seconds=1)
+    connection = Connection(path, timeout=3, watch_seconds=1)
     yield connection
     connection.close()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tpufleet.errors import BadInput
 from tpufleet.runtime import distributed
 from tpufleet.runtime.checkpoints.folders import FolderCheckpoints
@@ -38,12 +39,6 @@ TRAIN = textwrap.dedent("""
             print("stopped at", step, flush=True)
             break
 """)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def gang(folder: Path, attempt: int) -> list[subprocess.Popen[str]]:

@@ -239,7 +239,8 @@ def test_a_stream_ends_soon_after_its_token_is_revoked(service, path):
         revoked_at = time.monotonic()
         for _ in chunks:  # ends, instead of waiting for more without end
             continue
-        assert time.monotonic() - revoked_at < 3 * event_streams.KEEP_ALIVE_SECONDS
+        # On a busy machine; other streams are closed after this time, or never.
+        assert time.monotonic() - revoked_at < 10 * event_streams.KEEP_ALIVE_SECONDS
 
 
 def test_addresses_are_not_taken_from_headers(service):

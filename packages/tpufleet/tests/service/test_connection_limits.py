@@ -15,6 +15,7 @@ import pytest
 from tests.polling import wait_until
 from tests.server_process import Server
 from tests.service.harness import SECRET
+from tpufleet.client.agents import HEARTBEAT_TIMEOUT
 from tpufleet.model.fleet.agent_protocol import Heartbeat, HeartbeatReply
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.fleet.slices import SliceId
@@ -84,7 +85,7 @@ def test_heartbeats_are_answered_while_many_connections_are_slow(server, sent):
                 base_url=server.url, verify=False, trust_env=False, timeout=900
             ) as fresh:
                 waits.append(beat(fresh, server.home))
-    assert max(waits) < 5, waits
+    assert max(waits) < HEARTBEAT_TIMEOUT.read, waits  # after which an agent gives up
     assert log.stat().st_size - size < 1_000_000
 
 
@@ -107,13 +108,14 @@ def test_a_client_that_does_not_finish_its_body_is_disconnected(service, monkeyp
 
 
 def test_a_slow_upload_that_makes_progress_is_not_disconnected(service, monkeypatch):
-    monkeypatch.setattr(routing, "BODY_GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(routing, "BODY_BYTES_PER_SECOND", 10)
+    """It takes longer than the grace time. Each part allows for a machine that stands still."""
+    monkeypatch.setattr(routing, "BODY_GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(routing, "BODY_BYTES_PER_SECOND", 1)
 
     def chunks() -> Iterator[bytes]:
-        for _ in range(8):
-            time.sleep(0.3)  # a slow network, not a wait for something
+        for _ in range(10):
             yield b'{"jobs": '
+            time.sleep(0.3)  # a slow network, not a wait for something
 
     with service.http(service.tokens["mel"]) as http:
         assert http.post("/jobs", content=chunks(), timeout=900).status_code == 400

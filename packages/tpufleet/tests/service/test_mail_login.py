@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.test_notifications import free_port
+from tests.ports import free_port
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, Unreachable
 from tpufleet.model.people.notifications import Delivery, SmtpSettings, parse_rules

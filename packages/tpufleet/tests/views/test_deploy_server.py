@@ -4,7 +4,6 @@ server on this machine. Only what changes a machine (mounts, users, services) is
 from __future__ import annotations
 
 import hashlib
-import socket
 import stat
 
 import pytest
@@ -12,15 +11,10 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.polling import wait_until
+from tests.ports import free_port
 from tests.views.emulated_cloud import Cloud
 from tests.views.server_machine import ServerMachine
 from tpufleet.model.fleet import bootstrap
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -72,7 +66,7 @@ def deployed(cloud: Cloud) -> tuple[str, str]:
 
 @pytest.mark.slow
 def test_a_server_is_deployed_used_repeated_and_deleted(cloud, machine, tmp_path):
-    port, checksum = free_port(), hashlib.sha256(machine.bundle.read_bytes()).hexdigest()
+    port, checksum = str(free_port()), hashlib.sha256(machine.bundle.read_bytes()).hexdigest()
     options = (
         "--yes",
         "--port",
@@ -147,7 +141,7 @@ def test_the_config_file_of_another_server_is_not_changed(cloud, machine, tmp_pa
     file = tmp_path / "laptop/.config/tpufleet/config.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("server: https://fleet.example.org\n")
-    port, checksum = free_port(), hashlib.sha256(machine.bundle.read_bytes()).hexdigest()
+    port, checksum = str(free_port()), hashlib.sha256(machine.bundle.read_bytes()).hexdigest()
     printed = cloud.tpu.ok("deploy", "server", "--yes", "--port", port, "--bundle",
                            "gs://bundle.tar.gz", "--bundle-sha256", checksum)  # fmt: skip
     assert file.read_text() == "server: https://fleet.example.org\n"
@@ -156,7 +150,7 @@ def test_the_config_file_of_another_server_is_not_changed(cloud, machine, tmp_pa
 
 def test_what_fails_on_the_vm_is_told_and_repaired_by_a_repetition(cloud, machine):
     bundle = ("deploy", "server", "--yes", "--bundle", "gs://bundle.tar.gz", "--bundle-sha256")
-    wrong = cloud.tpu(*bundle, "0" * 64, "--port", free_port())
+    wrong = cloud.tpu(*bundle, "0" * 64, "--port", str(free_port()))
     assert wrong.exit_code == 1
     assert "checksum of gs://bundle.tar.gz " in wrong.stderr
     right = hashlib.sha256(machine.bundle.read_bytes()).hexdigest()

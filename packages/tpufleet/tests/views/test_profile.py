@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import tarfile
@@ -18,6 +17,7 @@ import httpx
 import pytest
 
 from tests import fake_gcs
+from tests.ports import free_port
 from tests.server_process import Server, wait_until
 from tpufleet.agent.workload import profiles
 from tpufleet.errors import FleetError
@@ -207,9 +207,7 @@ def test_tensorboard_reads_the_folders_of_several_jobs_in_a_bucket(tmp_path, mon
         bucket = gcs.connect().create_bucket("runs")
         bucket.blob(f"train/{file.name}").upload_from_filename(file)
         runs = {"train-files": "gs://runs/train", "other": str(folder)}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [
             *tensorboard.PROGRAM,
             *tensorboard.location_options(runs),

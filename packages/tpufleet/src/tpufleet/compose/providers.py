@@ -269,9 +269,9 @@ def stop_local_slices(home: Path, reason: str) -> int:
 
 def fleet_id(store: Store) -> str:
     """The label on slices of this installation."""
+    if store.metadata("fleet") is None:
+        # Unless another server was faster.
+        store.put_metadata("fleet", secrets.token_hex(4), replace=False)
     label = store.metadata("fleet")
-    if label is None:
-        store.put_metadata("fleet", secrets.token_hex(4))
-        label = store.metadata("fleet")  # of another server, if that was faster
     assert label is not None
     return label

@@ -40,10 +40,10 @@ def server_secret(settings: Config, store: Store) -> bytes:
         require_private(path)
         secret = path.read_text().strip().encode()
     fingerprint = hashlib.sha256(b"fingerprint:" + secret).hexdigest()[:16]
-    known = store.metadata("secret fingerprint")
-    if known is None:
-        store.put_metadata("secret fingerprint", fingerprint)
-    elif known != fingerprint:
+    if store.metadata("secret fingerprint") is None:
+        # Unless another server was faster.
+        store.put_metadata("secret fingerprint", fingerprint, replace=False)
+    if store.metadata("secret fingerprint") != fingerprint:
         # Simulated slices are in the data folder, so a copy of the secret is not enough for them.
         local = "local" in settings.enabled_providers
         copy = "" if local else ", or TPUFLEET_SECRET_FILE to a copy of theirs"

@@ -151,7 +151,9 @@ def test_what_a_person_made_is_adopted_runs_a_job_and_is_given_back(
 @pytest.mark.slow
 def test_a_preempted_job_checkpoints_on_notice_and_resumes_on_another_instance(fleets):
     fleet = fleets(zones=ZONES[1:])
-    [job] = fleet.submit({"accelerator": "v5p-8", "command": ["python", "count.py", "60", "0.1"]})
+    # There is time to interrupt the first attempt.
+    command = ["python", "count.py", "60", "0.5", "0.05"]
+    [job] = fleet.submit({"accelerator": "v5p-8", "command": command})
     fleet.until(lambda: fleet.steps(job) > 3, "it counts")
     [vm] = machines(fleet)
     shown = fleet.tpu.ok("ssh", vm, "--dry-run", "--", "ls")

@@ -254,7 +254,7 @@ def test_on_a_shared_server_of_root_the_job_of_an_admin_runs_as_another_user(tmp
 def test_the_job_of_a_member_does_not_see_the_files_of_other_jobs(server):
     if not containment.detect(server.home, hidden=(server.home,)).isolated:
         pytest.skip("this host offers no namespaces")
-    script = "echo secret > $TPUFLEET_CHECKPOINT_DIR/mine; echo secret > mine; sleep 60"
+    script = "echo secret > $TPUFLEET_CHECKPOINT_DIR/mine; echo secret > mine; sleep 600"
     first = submit(server.client, "sh", "-c", script)
     # `rglob` fails on folders that are deleted meanwhile.
     found = lambda: [

@@ -575,7 +575,7 @@ def test_a_name_that_could_leave_the_folder_is_rejected(root, name):
 
 
 def test_the_background_thread_boots_injects_faults_and_notifies(root):
-    plan = fault_plan.parse({"script": [{"slice": 0, "after": 0.2, "fault": "preempt"}]})
+    plan = fault_plan.parse({"script": [{"slice": 0, "after": 3, "fault": "preempt"}]})
     provider = LocalProvider(root, agent=SLEEP, plan=plan)
     woken: list[CloudState] = []
     provider.on_change(lambda: woken.extend(found.state for found in provider.listing()))

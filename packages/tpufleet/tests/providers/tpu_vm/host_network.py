@@ -49,6 +49,12 @@ def require_namespaces() -> None:
         pytest.skip(f"network namespaces are not permitted: {done.stderr.strip()}")
 
 
+def interfaces() -> list[str]:
+    """Of hosts, in the network of this machine, where none belongs. Nodes of other tests have some
+    there, which come and go."""
+    return [name for name in os.listdir("/sys/class/net") if re.fullmatch(r"hosts|port\d+", name)]
+
+
 def address_of(name: str) -> str:
     """Of a service of the internet, inside hosts that are given it."""
     return f"127.9.9.{1 + sum(name.encode()) % 250}"

@@ -81,7 +81,7 @@ def machine_wide(folder):
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
     commands = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
     hosts = [each for each in commands if str(folder / "hosts") in each]
-    return mounts, hosts, sorted(os.listdir("/sys/class/net"))
+    return mounts, hosts, host_network.interfaces()
 
 
 # What runs in place of gcloud: `gcloud compute tpus tpu-vm ssh NODE … --command=COMMAND`.

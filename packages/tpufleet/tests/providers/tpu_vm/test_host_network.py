@@ -13,6 +13,7 @@ import urllib.request
 import pytest
 
 from tests.polling import wait_until
+from tests.ports import free_port
 from tests.providers.tpu_vm import host_network
 from tests.providers.tpu_vm.host_network import HostNetwork, Switch, services_in
 from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer
@@ -43,12 +44,11 @@ def process_with_a_network():
 
 
 @pytest.fixture(autouse=True)
-def interfaces_before():
+def no_interfaces_left():
     """Nothing is left on this machine."""
     host_network.require_namespaces()
-    before = os.listdir("/sys/class/net")
     yield
-    assert os.listdir("/sys/class/net") == before
+    assert host_network.interfaces() == []
 
 
 @pytest.fixture
@@ -141,9 +141,7 @@ def test_hosts_at_a_switch_reach_each_other_but_not_this_machine(namespace, meta
 
 
 def test_what_a_host_serves_can_be_reached_at_its_port(namespace, metadata):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     network = HostNetwork(namespace, f"{metadata.url}/node/0")
     network.expose(port)
     command = entered(namespace, sys.executable, "-m", "http.server", str(port))

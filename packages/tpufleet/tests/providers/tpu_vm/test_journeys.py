@@ -73,7 +73,8 @@ def accounts_agree(fleet: Fleet, slack_seconds: float) -> None:
 
 def test_a_job_checkpoints_on_notice_and_resumes_on_another_node(fleets):
     fleet = fleets()
-    [job] = fleet.submit({"command": ["python", "count.py", "60", "0.1"]})
+    # There is time to interrupt the first attempt.
+    [job] = fleet.submit({"command": ["python", "count.py", "60", "0.5", "0.05"]})
     fleet.until(lambda: fleet.steps(job) > 3, "it counts")
     [node] = fleet.nodes()
     fleet.tpu.ok("doctor", "fault", node, "preempt-notice")

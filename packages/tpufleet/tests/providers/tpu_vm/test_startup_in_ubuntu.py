@@ -17,6 +17,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from tests.agent.control_plane import FakeControlPlane
 from tests.agent.test_environment_variables import ASSIGNMENT
 from tests.polling import wait_until
+from tests.ports import free_port
 from tests.providers.tpu_vm import apt_repository
 from tests.providers.tpu_vm.ubuntu_host import UbuntuHost, build_bundle
 from tpufleet.client.fleet import FleetClient
@@ -228,9 +229,7 @@ def test_an_attached_disk_is_formatted_only_if_allowed_and_mounted_after_each_bo
 
 def test_a_machine_becomes_a_server_with_its_state_on_a_disk(bundle, tmp_path):
     """The script of `tpu deploy server` on Ubuntu, with a real disk, certificates and server."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     machine = UbuntuHost(tmp_path / "vm", bundle, "", serves=port)
     try:
         machine.add_disk(size_mib=256, name="tpufleet-state")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ import psutil
 import pytest
 
 from tests.polling import wait_until
+from tests.ports import free_port
 from tests.repository import ROOT
 from tpufleet_testbed.kubernetes.image import builder
 
@@ -65,12 +65,6 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     finally:
         process.terminate()
         process.wait(900)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.slow

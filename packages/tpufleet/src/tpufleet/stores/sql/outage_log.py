@@ -23,12 +23,14 @@ class OutageLog:
         self._lock = threading.Lock()
         self._responded = False
         self._since: float | None = None  # None: it responds
+        self._ended_at = 0.0  # the last outage
         self._logged_at = 0.0
         self._failed_calls = 0
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: Exception, began_at: float) -> None:
+        """A call that began during an outage, and failed when that was over, begins no other."""
         with self._lock:
-            if not self._responded:
+            if not self._responded or (self._since is None and began_at < self._ended_at):
                 return
             now = self._now()
             began = self._since is None
@@ -52,7 +54,8 @@ class OutageLog:
         with self._lock:
             since, calls = self._since, self._failed_calls
             self._responded, self._since = True, None
-            seconds = self._now() - since if since is not None else 0.0
+            self._ended_at = self._now()
+            seconds = self._ended_at - since if since is not None else 0.0
         if since is not None:
             logger.warning("the database responds again (%.0f s, %s calls failed)", seconds, calls)
 

@@ -174,10 +174,11 @@ class PostgresDatabase:
         return _PostgresSession(connection, self._watchdog)
 
     def _with_retry(self, use: Callable[[psycopg.Connection], T]) -> T:
+        began_at = time.monotonic()
         try:
             result = self._retried(use)
         except DatabaseUnreachable as error:
-            self._outages.failed(error)
+            self._outages.failed(error, began_at)
             raise
         self._outages.succeeded()
         return result

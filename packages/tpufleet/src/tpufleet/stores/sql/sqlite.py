@@ -194,6 +194,7 @@ class SqliteDatabase:
     ) -> T:
         if self._closed:
             raise closed()
+        began_at = time.monotonic()
         try:
             connection = self._acquire()
             try:
@@ -213,7 +214,7 @@ class SqliteDatabase:
                 raise self._full(error) from error
             if name.startswith(_TEMPORARY_ERRORS):
                 outage = DatabaseUnreachable(unavailable(f" {self._path}", error))
-                self._outages.failed(outage)
+                self._outages.failed(outage, began_at)
                 raise outage from error
             raise
 

@@ -1,4 +1,5 @@
-"""Counts to a number with checkpoints; after a preemption it resumes."""
+"""Counts to a number with checkpoints; after a preemption it resumes. Arguments: the number, the
+seconds that a step takes, and if they differ those in later attempts."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from pathlib import Path
 
 from tpufleet import runtime
 
-TOTAL, PAUSE, EVERY = int(sys.argv[1]), float(sys.argv[2]), 5
+TOTAL, EVERY = int(sys.argv[1]), 5
+PAUSE = float(sys.argv[-1] if runtime.context().attempt else sys.argv[2])
 
 
 def main() -> None:
