@@ -377,7 +377,8 @@ def test_own_prices_replace_list_prices():
     assert "32 of 38.4 dollars in use, 32 requested" in result.waiting[0].reason
 
 
-def test_a_machine_without_a_known_price_is_not_bought_while_dollars_are_limited():
+def test_a_machine_without_a_known_price_is_not_bought_while_dollars_are_limited(monkeypatch):
+    monkeypatch.setattr(budgets, "_list_prices", dict)
     limited = settings(budget_dollars=Limit(1e9))
     machine, on_demand = "tpu7x-standard-4t", PoolCapacity.ON_DEMAND
     assert budgets.chip_hour_dollars(machine, on_demand, limited) is None
