@@ -79,7 +79,8 @@ def without_control_characters(text: str) -> str:
 
 def program_output(line: str) -> str | None:
     """A line of untrusted output as people read it, also from a pipe: it keeps its colours and its
-    progress bars, beside its host, and can do nothing else to a terminal. None: nobody needs it."""
+    progress bars, each state of which begins with the host, and can do nothing else to a terminal.
+    None: nobody needs it."""
     if _CONNECTIONS.fullmatch(line):
         return None
     shown = _SEQUENCE.sub(lambda found: found["kept"] or "", line)

@@ -116,6 +116,20 @@ def ssh(fleet, tmp_path):
     server.close()
 
 
+def run_in_pool(fleet, shared, **spec) -> tuple[str, str]:
+    """The job, which has succeeded, and its output."""
+    [job] = fleet.submit({
+        "pool": "lab", "dependencies": [],
+        "env": {"UV_FIND_LINKS": f"{shared}/wheels", "UV_NO_INDEX": "1", "UV_OFFLINE": "1"},
+        **spec,
+    })  # fmt: skip
+    ended = ("succeeded", "failed", "cancelled")
+    fleet.until(lambda: fleet.states()[job] in ended, "it ends", 300)
+    log = fleet.tpu("logs", job).output
+    assert fleet.states()[job] == "succeeded", log + fleet.hosts.logs()
+    return job, log
+
+
 def test_a_tpu_vm_of_a_person_is_adopted_with_ssh_runs_a_job_and_is_as_before(fleet, ssh, shared):
     client = api.connect(fleet.emulator.endpoint)
     node = tpu_v2.Node(
@@ -127,15 +141,8 @@ def test_a_tpu_vm_of_a_person_is_adopted_with_ssh_runs_a_job_and_is_as_before(fl
     fleet.until(lambda: fleet.hosts.count("mels") == 2, "its hosts run")
     adopted = fleet.tpu("adopt", "mels", "--pool", "lab")
     assert adopted.exit_code == 0, adopted.output + fleet.hosts.logs()
-    [job] = fleet.submit({
-        "command": ["python", "-c", "import os; print('host', os.environ['TPU_WORKER_ID'])"],
-        "accelerator": "v4-16", "pool": "lab", "dependencies": [],
-        "env": {"UV_FIND_LINKS": f"{shared}/wheels", "UV_NO_INDEX": "1", "UV_OFFLINE": "1"},
-    })  # fmt: skip
-    ended = ("succeeded", "failed", "cancelled")
-    fleet.until(lambda: fleet.states()[job] in ended, "it ends", 300)
-    log = fleet.tpu("logs", job).output
-    assert fleet.states()[job] == "succeeded", log + fleet.hosts.logs()
+    program = "import os; print('host', os.environ['TPU_WORKER_ID'])"
+    _, log = run_in_pool(fleet, shared, command=["python", "-c", program], accelerator="v4-16")
     assert "host 0" in log and "host 1" in log
     fleet.tpu.ok("adopt", "undo", "mels")
     agents = lambda: [each.run("systemctl", "is-active").returncode
@@ -164,15 +171,10 @@ def test_a_job_with_mounts_leaves_a_slice_of_a_pool_that_cannot_mount(fleet, sha
     program = other.root / "usr/local/bin/gcsfuse"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    [job] = fleet.submit({
-        "command": ["echo", "mounted"], "accelerator": "v4-8", "pool": "lab", "dependencies": [],
-        "mounts": ["my-data:/mnt/buckets/data"],
-        "env": {"UV_FIND_LINKS": f"{shared}/wheels", "UV_NO_INDEX": "1", "UV_OFFLINE": "1"},
-    })  # fmt: skip
-    ended = ("succeeded", "failed", "cancelled")
-    fleet.until(lambda: fleet.states()[job] in ended, "it ends", 300)
-    log = fleet.tpu("logs", job).output
-    assert fleet.states()[job] == "succeeded", log + fleet.hosts.logs()
+    job, _ = run_in_pool(
+        fleet, shared,
+        command=["echo", "mounted"], accelerator="v4-8", mounts=["my-data:/mnt/buckets/data"],
+    )  # fmt: skip
     attempts = fleet.tpu.json("show", job)["attempts"]
     assert [(each["end_reason"], each["slices"]) for each in attempts] == [
         ("setup_failed", [first]), ("finished", [second]),

@@ -80,9 +80,9 @@ def test_the_server_starts_within_two_seconds_without_root_on_a_read_only_disk(e
     os.chown(work, USER, USER)
     engine.ctr(
         "run", "--detach", "--read-only", "--net-host",
-        "--mount", f"type=bind,src={work},dst=/work,options=rbind:rw",
+        "--mount", f"type=bind,src={work},dst=/data,options=rbind:rw",
         "--mount", "type=tmpfs,dst=/tmp,options=mode=1777",
-        "--env", "TPUFLEET_HOME=/work/state",
+        "--env", "TPUFLEET_HOME=/data/state",
         image.reference, name, "tpu", "serve", "--listen", f"127.0.0.1:{port}",
     )  # fmt: skip
     try:

@@ -398,8 +398,9 @@ def _is_missing(exit: Exit) -> bool:
     return never_ran or not (exit.clean or exit.stopped_by_agent)
 
 
-def _cannot_mount(exit: Exit) -> bool:
-    return exit.during_setup and exit.status == mounts.FAILED
+def _cannot_mount(host: Host) -> bool:
+    exit = host.exit
+    return exit is not None and exit.during_setup and exit.status == mounts.FAILED
 
 
 def _release_unresponsive_slices(
@@ -483,7 +484,7 @@ def _recover(
     cannot_mount = {
         host.slice_id
         for host in view.hosts_of(ended)
-        if host.id == ended.failed_host and host.exit and _cannot_mount(host.exit)
+        if host.id == ended.failed_host and _cannot_mount(host)
     }
     unwanted = {
         tpu_slice.id

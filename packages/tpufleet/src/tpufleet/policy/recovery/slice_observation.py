@@ -12,7 +12,7 @@ from tpufleet.model.values.records import replace
 from tpufleet.policy.recovery.job_step import release_slice
 from tpufleet.policy.recovery.liveness import AGENT_LEASE
 
-# Before its end a slice is listed, its agents are told, and its machines shut down.
+# To see in a listing that the end is near, to tell the agents, and to shut the machines down.
 END_MARGIN = timedelta(minutes=2)
 _NOTICES = {
     NoticeKind.PREEMPTED: LossReason.PREEMPTED,

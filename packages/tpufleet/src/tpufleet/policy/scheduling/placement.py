@@ -156,7 +156,7 @@ PlacementDecision = AssignSlices | RequestSlices | Wait | ReleaseGang | Supersed
 
 
 def queue_order(pending: Iterable[PendingJob]) -> list[PendingJob]:
-    """See `queue_order`."""
+    """What is needed to run first, then by `queue_rank`."""
     return sorted(pending, key=attrgetter("rank"))
 
 
